@@ -1,0 +1,41 @@
+"""Settings of a Guard: arguments first, then TRIMTAB_* variables, then the defaults here."""
+
+import os
+import socket
+from dataclasses import dataclass, field
+
+
+def _variable(name: str, default: str | None = None) -> str | None:
+    return os.environ.get(name) or default
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    # A typo in a variable must not stop a training; the default is the safe choice.
+    return int(text) if text.isdecimal() else default
+
+
+def _run_name() -> str:
+    name = _variable("TRIMTAB_RUN") or _variable("TORCHELASTIC_RUN_ID")
+    return name if name and name != "none" else f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """How one Guard works."""
+
+    address: str | None = field(default_factory=lambda: _variable("TRIMTAB_ADDRESS"))
+    """host:port of the controller's gateway (TRIMTAB_ADDRESS).  None: the reflex alone guards."""
+
+    run: str = field(default_factory=_run_name)
+    """Id of the run (TRIMTAB_RUN, else torchrun's run id, else host and process)."""
+
+    restore_every_steps: int = field(
+        default_factory=lambda: _number("TRIMTAB_RESTORE_EVERY_STEPS", 50)
+    )
+    """Steps between two in-memory restore points (TRIMTAB_RESTORE_EVERY_STEPS); 0: none."""
+
+    restore_budget_bytes: int = field(
+        default_factory=lambda: _number("TRIMTAB_RESTORE_BUDGET_BYTES", 1 << 30)
+    )
+    """Host memory per rank for restore points (TRIMTAB_RESTORE_BUDGET_BYTES), 1 GiB; 0: none."""

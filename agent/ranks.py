@@ -1,0 +1,52 @@
+"""Every collective that the agent takes part in.  Called by the guard, on all ranks in one order."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+LEADER = 0
+"""The rank that talks to the controller."""
+
+
+class Ranks:
+    """The processes of the job, on a gloo group of their own; a single process needs none."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.size = dist.get_world_size() if together else 1
+        self.rank = dist.get_rank() if together else LEADER
+        # A group of its own: the job's collectives and ours must not be taken for one another.
+        self._group = dist.new_group(backend="gloo") if self.size > 1 else None
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process speaks for the job."""
+        return self.rank == LEADER
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of a float64 vector over all ranks, in place."""
+        if self._group is not None:
+            dist.all_reduce(values, group=self._group)
+        return values
+
+    def share(self, payload: bytes, note: int) -> tuple[bytes, int]:
+        """Return the leader's payload and note on every rank; one broadcast if it is empty."""
+        if self._group is None:
+            return payload, note
+        head = torch.tensor([len(payload), note], dtype=torch.int64)
+        dist.broadcast(head, LEADER, group=self._group)
+        size, note = (int(number) for number in head)
+        if size == 0:
+            return b"", note
+        body = torch.empty(size, dtype=torch.uint8)
+        if self.leading:
+            body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        dist.broadcast(body, LEADER, group=self._group)
+        return bytes(body.tolist()), note
+
+    def agree(self, *, ready: bool) -> bool:
+        """Return whether every rank is ready."""
+        vote = torch.tensor([int(ready)])
+        if self._group is not None:
+            dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(vote.item())

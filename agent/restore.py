@@ -1,0 +1,95 @@
+"""Restore points: states of this rank in host memory that a rollback can return to."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MAX_POINTS = 8
+"""More points than this reach back farther than a rollback from memory is meant for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePoint:
+    """Everything that decides how the run goes on from `step`."""
+
+    step: int
+    """The optimizer step that comes next."""
+    index: int
+    """The batch that comes next."""
+    states: dict[str, Any]
+    """`state_dict` copies by part: model, optimizer, scheduler."""
+    torch_rng: torch.Tensor
+    python_rng: tuple[Any, ...]
+
+
+class RestoreRing:
+    """The newest restore points, oldest first, as many as the memory budget allows."""
+
+    def __init__(self, parts: dict[str, Any], budget_bytes: int) -> None:
+        """Take the parts with `state_dict` and `load_state_dict` that make up the run's state."""
+        self._parts = parts
+        self._budget_bytes = budget_bytes
+        self.points: list[RestorePoint] = []
+        self.size_bytes = 0
+        """Of one point; 0 before the first."""
+
+    @property
+    def capacity(self) -> int:
+        """How many points fit the budget; known after the first."""
+        return min(MAX_POINTS, self._budget_bytes // self.size_bytes) if self.size_bytes else 1
+
+    def save(self, step: int, index: int) -> None:
+        """Copy the state as it is now; the oldest point goes when there are too many."""
+        states = {name: _copied(part.state_dict()) for name, part in self._parts.items()}
+        self.size_bytes = sum(_size_bytes(state) for state in states.values())
+        self.points.append(
+            RestorePoint(
+                step=step,
+                index=index,
+                states=states,
+                torch_rng=torch.get_rng_state(),
+                python_rng=random.getstate(),
+            )
+        )
+        del self.points[: max(0, len(self.points) - self.capacity)]
+
+    def steps_before(self, step: float) -> list[int]:
+        """Return the steps of the points at or before `step`, newest first."""
+        return [point.step for point in reversed(self.points) if point.step <= step]
+
+    def load(self, step: int) -> RestorePoint:
+        """Put the state of the point at `step` back and forget the newer ones."""
+        point = next(point for point in self.points if point.step == step)
+        for name, part in self._parts.items():
+            # A copy: optimizers keep the tensors that they are given, and would train on ours.
+            part.load_state_dict(_copied(point.states[name]))
+        torch.set_rng_state(point.torch_rng)
+        random.setstate(point.python_rng)
+        self.points = [p for p in self.points if p.step <= step]
+        return point
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return nested dicts, lists and tuples with every tensor changed and all else copied."""
+    match value:
+        case torch.Tensor():
+            return change(value)
+        case dict():
+            return {key: _mapped(item, change) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_mapped(item, change) for item in value)
+    return copy.deepcopy(value)
+
+
+def _copied(state: Any) -> Any:
+    return _mapped(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def _size_bytes(state: Any) -> int:
+    sizes: list[int] = []
+    _mapped(state, lambda tensor: sizes.append(tensor.numel() * tensor.element_size()))
+    return sum(sizes)

@@ -1,0 +1,1 @@
+"""The controller: takes observations, evaluates policies, answers with armed tables and directives."""

@@ -1,0 +1,1 @@
+"""The pure decision core, shared by the controller (all of it) and the agent (values and residuals)."""

@@ -1,0 +1,274 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("protocol_version", "run", "session", "world_size", "signals", "optimizer", "agent_version")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run: str
+    session: str
+    world_size: int
+    signals: _containers.RepeatedScalarFieldContainer[str]
+    optimizer: str
+    agent_version: str
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[str] = ..., world_size: _Optional[int] = ..., signals: _Optional[_Iterable[str]] = ..., optimizer: _Optional[str] = ..., agent_version: _Optional[str] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("epoch", "address", "policy_version")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    address: str
+    policy_version: str
+    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., policy_version: _Optional[str] = ...) -> None: ...
+
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "observation", "ack")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    observation: Observation
+    ack: Ack
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("run", "epoch")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    epoch: int
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Observation(_message.Message):
+    __slots__ = ("seq", "step", "values", "absent", "verdict", "lr_factor", "batch")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    step: int
+    values: _containers.RepeatedScalarFieldContainer[float]
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    verdict: Verdict
+    lr_factor: float
+    batch: int
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., absent: _Optional[_Iterable[int]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., lr_factor: _Optional[float] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("kind", "rule", "table_seq")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        APPLY: _ClassVar[Verdict.Kind]
+        VETO: _ClassVar[Verdict.Kind]
+    APPLY: Verdict.Kind
+    VETO: Verdict.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    kind: Verdict.Kind
+    rule: str
+    table_seq: int
+    def __init__(self, kind: _Optional[_Union[Verdict.Kind, str]] = ..., rule: _Optional[str] = ..., table_seq: _Optional[int] = ...) -> None: ...
+
+class Announcement(_message.Message):
+    __slots__ = ("verdict", "directive")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    verdict: Verdict
+    directive: Directive
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ...) -> None: ...
+
+class ControllerMessage(_message.Message):
+    __slots__ = ("table", "directive")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    directive: Directive
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("epoch", "seq", "expires_seq", "lr_factor", "budget", "rules", "policy_version", "durable_seq")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    seq: int
+    expires_seq: int
+    lr_factor: float
+    budget: int
+    rules: _containers.RepeatedCompositeFieldContainer[ArmedRule]
+    policy_version: str
+    durable_seq: int
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., expires_seq: _Optional[int] = ..., lr_factor: _Optional[float] = ..., budget: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[ArmedRule, _Mapping]]] = ..., policy_version: _Optional[str] = ..., durable_seq: _Optional[int] = ...) -> None: ...
+
+class ArmedRule(_message.Message):
+    __slots__ = ("name", "predicate", "budget")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PREDICATE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    predicate: Node
+    budget: int
+    def __init__(self, name: _Optional[str] = ..., predicate: _Optional[_Union[Node, _Mapping]] = ..., budget: _Optional[int] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("constant", "signal", "operation")
+    CONSTANT_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    constant: float
+    signal: str
+    operation: Operation
+    def __init__(self, constant: _Optional[float] = ..., signal: _Optional[str] = ..., operation: _Optional[_Union[Operation, _Mapping]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("operator", "operands")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    OPERANDS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    operands: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, operator: _Optional[str] = ..., operands: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class Directive(_message.Message):
+    __slots__ = ("id", "epoch", "seq", "expires_seq", "rule", "action", "arguments", "step")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_SEQ_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    epoch: int
+    seq: int
+    expires_seq: int
+    rule: str
+    action: str
+    arguments: _containers.ScalarMap[str, float]
+    step: int
+    def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., expires_seq: _Optional[int] = ..., rule: _Optional[str] = ..., action: _Optional[str] = ..., arguments: _Optional[_Mapping[str, float]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("id", "epoch", "seq", "step", "outcome", "detail")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    epoch: int
+    seq: int
+    step: int
+    outcome: str
+    detail: str
+    def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., step: _Optional[int] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("run", "epoch", "step", "values", "interventions", "policy_version", "last_observation_timestamp_s", "connected")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    INTERVENTIONS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_OBSERVATION_TIMESTAMP_S_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    epoch: int
+    step: int
+    values: _containers.ScalarMap[str, float]
+    interventions: int
+    policy_version: str
+    last_observation_timestamp_s: float
+    connected: bool
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., interventions: _Optional[int] = ..., policy_version: _Optional[str] = ..., last_observation_timestamp_s: _Optional[float] = ..., connected: bool = ...) -> None: ...
+
+class ListInterventionsRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class ListInterventionsResponse(_message.Message):
+    __slots__ = ("interventions",)
+    INTERVENTIONS_FIELD_NUMBER: _ClassVar[int]
+    interventions: _containers.RepeatedCompositeFieldContainer[Intervention]
+    def __init__(self, interventions: _Optional[_Iterable[_Union[Intervention, _Mapping]]] = ...) -> None: ...
+
+class Intervention(_message.Message):
+    __slots__ = ("run", "id", "epoch", "step", "rule", "action", "outcome", "detail", "evidence", "arguments")
+    class ArgumentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    id: str
+    epoch: int
+    step: int
+    rule: str
+    action: str
+    outcome: str
+    detail: str
+    evidence: _containers.RepeatedScalarFieldContainer[str]
+    arguments: _containers.ScalarMap[str, float]
+    def __init__(self, run: _Optional[str] = ..., id: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., rule: _Optional[str] = ..., action: _Optional[str] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ..., evidence: _Optional[_Iterable[str]] = ..., arguments: _Optional[_Mapping[str, float]] = ...) -> None: ...
