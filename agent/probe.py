@@ -102,12 +102,12 @@ class AdamProbe:
         beta1, beta2 = (float(beta) for beta in group["betas"])
         gradients: Tensors = [flat(p.grad, a, b) for p, a, b in spans]
         total = gradient_sums(gradients)
+        if group["maximize"]:
+            gradients = torch._foreach_neg(gradients)
         if group["weight_decay"] and not group.get("decoupled_weight_decay", False):
-            sign = -1.0 if group["maximize"] else 1.0
             parameters = [flat(p, a, b) for p, a, b in spans]
-            gradients = torch._foreach_add(
-                gradients, parameters, alpha=sign * float(group["weight_decay"])
-            )
+            decay = float(group["weight_decay"])
+            gradients = torch._foreach_add(gradients, parameters, alpha=decay)
         states = [self.optimizer.state.get(p, {}) for p, _, _ in spans]
         exp_avg = [self._moment(s, "exp_avg", span) for s, span in zip(states, spans, strict=True)]
         exp_avg_sq = [

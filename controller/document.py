@@ -73,10 +73,13 @@ class Document:
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(loader, v, (*at, i)) for i, v in enumerate(node.value)]
         try:
-            return loader.construct_object(node, deep=True)
+            value = loader.construct_object(node, deep=True)
         except ValueError as error:  # such as the date 2024-02-31
             self.report(node, f"{error}")
             return None
+        if isinstance(value, int | float) and ":" in node.value:
+            self.report(node, f"{node.value} is {value} to YAML; write a plain number")
+        return value
 
     def _mapping(
         self, loader: yaml.SafeLoader, node: yaml.MappingNode, at: Place

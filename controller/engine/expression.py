@@ -107,7 +107,8 @@ def parse(text: str, *, condition: bool) -> Node:
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
-        offset = max(0, (error.offset or 1) - 1) if error.lineno == 1 else 0
+        # CPython gives offset 0 for "the text ended too soon".
+        offset = error.offset - 1 if error.offset else len(text)
         raise ExpressionError(f"not an expression: {error.msg}", offset) from None
     except (ValueError, MemoryError, RecursionError) as error:
         raise ExpressionError(f"not an expression: {error}", 0) from None
@@ -358,7 +359,8 @@ def evidence(
     sides = []
     for text, operand in zip(node.text, node.operands, strict=True):
         residual = fold(operand, statistic)
-        value = "unknown" if residual is None else f"{evaluate(residual, values):.6g}"
+        known = residual is not None and signals(residual) <= values.keys()
+        value = f"{evaluate(residual, values):.6g}" if residual and known else "unknown"
         sides.append(text if isinstance(operand, Constant) else f"{text} = {value}")
     return (f"{sides[0]} {node.operator} {sides[1]}",)
 
