@@ -169,12 +169,6 @@ def naive(when: str, past: dict[str, list[float]], now: dict[str, float]) -> boo
     return bool(value(ast.parse(when, mode="eval").body))
 
 
-def needed(when: str) -> set[str]:
-    import re
-
-    return set(re.findall("|".join(NAMES), when))
-
-
 @settings(max_examples=300, deadline=None)
 @given(when=conditions(), history=st.lists(pending, max_size=60))
 def test_the_tables_verdict_is_that_of_the_full_rule(
@@ -190,8 +184,8 @@ def test_the_tables_verdict_is_that_of_the_full_rule(
         armed = armed and len(job.state.flagged) < 8
         verdict = job.step(**now)
         try:
-            expected = needed(when) <= now.keys() and naive(when, past, now)
-        except Unknown:
+            expected = naive(when, past, now)
+        except (Unknown, KeyError):  # KeyError: the pending step lacks a signal
             expected = False
         if not all(math.isfinite(value) for value in now.values()):
             assert verdict.rule == REFLEX
