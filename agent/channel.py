@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import tenacity
@@ -186,12 +187,12 @@ class Channel:
             self._said = ""
 
 
-def _reason(error: BaseException | None) -> str:
-    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        match error.code():
-            case grpc.StatusCode.UNAVAILABLE:
-                return "not reachable"
-            case grpc.StatusCode.UNIMPLEMENTED:
-                return "is no trimtab controller of this protocol version"
-        return error.details() or error.code().name
-    return str(error)
+def _reason(error: Any) -> str:
+    if not isinstance(error, grpc.Call):  # what a failed call raises is its call object too
+        return str(error)
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return "not reachable"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return "is no trimtab controller of this protocol version"
+    return str(error.details())

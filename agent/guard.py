@@ -165,7 +165,9 @@ class Guard:
         """Step pre-hook: measure, judge, agree, act on the pending update."""
         self._put_back()  # of a step that raised before its post-hook
         if len(args) > 1 or kwargs.get("closure") is not None:
-            self._say("optimizer.step(closure) computes gradients too late to be judged; not guarded")
+            self._say(
+                "optimizer.step(closure) computes gradients too late to be judged; not guarded"
+            )
             return
         if self._directive is not None:  # a loop of the user's own: no turn of steps() came
             self._guarded("between two steps", self._carry_out)
@@ -175,7 +177,7 @@ class Guard:
             # Collectives: joined by every rank whatever failed on it, or the others would wait.
             sums = self._ranks.total(vector).tolist()
             payload, table_seq = self._ranks.share(*self._propose(sums, factor))
-        except Exception as error:  # a peer is gone; the job's own collectives will say so too
+        except Exception as error:  # noqa: BLE001  a peer is gone; the job's own collectives will say so too
             self._failed("a collective", error)
             self.close()
             return
@@ -193,7 +195,7 @@ class Guard:
             vector[-2] = float(
                 any(p.grad is not None for g in self._optimizer.param_groups for p in g["params"])
             )
-        except Exception as error:  # must not reach the training loop
+        except Exception as error:  # noqa: BLE001  must not reach the training loop
             self._failed("measuring a step", error)
             vector.zero_()
             vector[-1] = 1.0
@@ -209,7 +211,7 @@ class Guard:
             values = self._values(sums, factor)
             verdict = self._verdict(values, factor) if values else verdict
             payload = self._announcement(verdict)
-        except Exception as error:  # must not reach the training loop, nor keep ranks waiting
+        except Exception as error:  # noqa: BLE001  must not reach the training loop, nor keep ranks waiting
             self._failed("judging a step", error)
         return payload, verdict.table_seq
 
@@ -349,7 +351,11 @@ class Guard:
             self._answer(directive, Outcome.REFUSED, reason or "a rank refused")
             return
         self._lr_factor.add(by, self._step, over)
-        self._answer(directive, Outcome.PENDING, f"LR factor {self._lr_factor.at(self._step):g} from step {self._step}")
+        self._answer(
+            directive,
+            Outcome.PENDING,
+            f"LR factor {self._lr_factor.at(self._step):g} from step {self._step}",
+        )
 
     def _roll_back(self, directive: Directive) -> None:
         """Return to the newest restore point that every rank has, or touch nothing."""
@@ -369,7 +375,7 @@ class Guard:
         point, error = None, ""
         try:
             point = self._ring.load(target)
-        except Exception as reason:  # the other ranks must hear of it
+        except Exception as reason:  # noqa: BLE001  the other ranks must hear of it
             error = repr(reason)
         if not self._ranks.agree(ready=point is not None) or point is None:
             self._answer(directive, Outcome.FAILED, error or "another rank could not load its part")
@@ -413,7 +419,7 @@ class Guard:
     def _guarded(self, doing: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # must not reach the training loop
+        except Exception as error:  # noqa: BLE001  must not reach the training loop
             self._failed(doing, error)
 
     def _failed(self, doing: str, error: Exception) -> None:

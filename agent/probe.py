@@ -60,7 +60,7 @@ class GradientProbe:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    def measure(self, lr_factor: float) -> Tensor:
+    def measure(self, lr_factor: float) -> Tensor:  # noqa: ARG002  no update to scale
         """Return the sums of SUMS; what is not measured is 0."""
         total = torch.zeros(len(SUMS), dtype=torch.float64)
         for group in self.optimizer.param_groups:
@@ -73,8 +73,8 @@ class GradientProbe:
 class AdamProbe:
     """Exact pending update of torch's Adam and AdamW.
 
-    Follows the update of torch.optim.Adam: bias correction, amsgrad, coupled weight decay; decoupled
-    weight decay is left out of the update norm (it does not depend on the batch).
+    Follows the update of torch.optim.Adam: bias correction, amsgrad, coupled weight decay.
+    Decoupled weight decay is left out of the update norm: it does not depend on the batch.
     """
 
     signals: tuple[str, ...] = (

@@ -1,4 +1,4 @@
-"""Every collective that the agent takes part in.  Called by the guard, on all ranks in one order."""
+"""Every collective of the agent.  Called by the guard, on all ranks in one order."""
 
 import torch
 import torch.distributed as dist

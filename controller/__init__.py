@@ -1,1 +1,1 @@
-"""The controller: takes observations, evaluates policies, answers with armed tables and directives."""
+"""The controller: takes observations, evaluates policies, answers with tables and directives."""

@@ -1,4 +1,4 @@
-"""`trimtab serve`: starts or joins Ray, brings up the gateway and /metrics, and stops them again."""
+"""`trimtab serve`: starts or joins Ray, brings up the gateway and /metrics, stops them again."""
 
 import json
 import logging

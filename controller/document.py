@@ -27,16 +27,14 @@ class Problem:
 
 
 class PolicyError(Exception):
-    """A policy file that cannot be used.  `str()` has one `file:line:column: message` per problem."""
+    """A policy file that cannot be used; as text one `file:line:column: message` a problem."""
 
     def __init__(self, name: str, problems: list[Problem]) -> None:
         self.name = name
         self.problems = sorted(problems, key=lambda p: (p.line, p.column))
         super().__init__(
             "\n".join(
-                f"{name}:{p.line}:{p.column}: {p.message}"
-                if p.line
-                else f"{name}: {p.message}"
+                f"{name}:{p.line}:{p.column}: {p.message}" if p.line else f"{name}: {p.message}"
                 for p in self.problems
             )
         )
@@ -81,9 +79,7 @@ class Document:
             self.report(node, f"{node.value} is {value} to YAML; write a plain number")
         return value
 
-    def _mapping(
-        self, loader: yaml.SafeLoader, node: yaml.MappingNode, at: Place
-    ) -> Any:
+    def _mapping(self, loader: yaml.SafeLoader, node: yaml.MappingNode, at: Place) -> Any:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -91,9 +87,7 @@ class Document:
                 continue
             key = key_node.value  # as written: `on:` stays "on"
             if key in result:
-                self.report(
-                    key_node, f"key {key!r} stands twice; the first would be lost"
-                )
+                self.report(key_node, f"key {key!r} stands twice; the first would be lost")
             self.keys[(*at, key)] = key_node
             result[key] = self._plain(loader, value_node, (*at, key))
         return result

@@ -26,13 +26,15 @@ class RunCollector(Collector):
         up = GaugeMetricFamily("trimtab_up", "Whether the controller answered this scrape.")
         try:
             statuses = self._statuses()
-        except Exception:  # a blind watcher must not look healthy, nor break the scrape
+        except Exception:  # noqa: BLE001  a blind watcher must not look healthy, nor break
             up.add_metric([], 0)
             yield up
             return
         up.add_metric([], 1)
         yield up
-        runs = GaugeMetricFamily("trimtab_runs", "Runs that registered since the controller started.")
+        runs = GaugeMetricFamily(
+            "trimtab_runs", "Runs that registered since the controller started."
+        )
         runs.add_metric([], len(statuses))
         yield runs
         yield from _signals(statuses)
@@ -49,7 +51,8 @@ def _signals(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
     for signal, meaning in SIGNALS.items():
         family = GaugeMetricFamily(
             _METRIC_OF.get(signal, f"trimtab_{signal}"),
-            meaning[0].upper() + meaning[1:] + ".", labels=["run"],
+            meaning[0].upper() + meaning[1:] + ".",
+            labels=["run"],
         )
         for status in statuses:
             if signal in status["values"]:
@@ -69,7 +72,7 @@ _COUNTERS = {
     "journal_errors": "Failed writes of the journal.",
     "late_steps": "Steps judged by a table older than the step before.",
     "unarmed_steps": "Steps judged without a table, by the reflex alone.",
-    "verdict_mismatches": "Verdicts of the job that its table does not give; 0 unless there is a bug.",
+    "verdict_mismatches": "Verdicts that the job's table does not give; 0 unless there is a bug.",
     "rebaselines": "New levels accepted after a long run of flagged steps.",
 }
 
@@ -80,7 +83,9 @@ def _gauges(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
         for status in statuses:
             family.add_metric([status["run"]], float(status[name.replace("_seconds", "_s")]))
         yield family
-    family = GaugeMetricFamily("trimtab_run_info", "Policy of a run.", labels=["run", "policy_version"])
+    family = GaugeMetricFamily(
+        "trimtab_run_info", "Policy of a run.", labels=["run", "policy_version"]
+    )
     for status in statuses:
         family.add_metric([status["run"], status["policy_version"]], 1)
     yield family
@@ -118,7 +123,9 @@ def _counters(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
             )
             if action == Action.ALERT:
                 continue
-            intervened.add_metric([run, rule, action], counts.get(("intervention", rule, action), 0))
+            intervened.add_metric(
+                [run, rule, action], counts.get(("intervention", rule, action), 0)
+            )
             for outcome in Outcome:
                 if outcome is not Outcome.PENDING:
                     count = counts.get(("outcome", rule, action, outcome.value), 0)

@@ -1,4 +1,4 @@
-"""The gateway actor: the controller's known port.  Registers jobs, makes run actors, answers people.
+"""The gateway actor: the controller's known port.  Registers jobs, makes run actors.
 
 One per controller, made by the daemon.  Holds no state of a run.
 """
@@ -82,7 +82,7 @@ class Gateway(rpc.GatewayServicer):
         return pb.RegisterResponse(epoch=epoch, address=address, policy_version=version)
 
     async def ListRuns(  # noqa: N802  gRPC's name
-        self, request: pb.ListRunsRequest, context: Any
+        self, _request: pb.ListRunsRequest, _context: Any
     ) -> pb.ListRunsResponse:
         """Return the runs that registered since the controller started."""
         return pb.ListRunsResponse(
@@ -104,7 +104,7 @@ class Gateway(rpc.GatewayServicer):
         )
 
     async def ListInterventions(  # noqa: N802  gRPC's name
-        self, request: pb.ListInterventionsRequest, context: Any
+        self, request: pb.ListInterventionsRequest, _context: Any
     ) -> pb.ListInterventionsResponse:
         """Return what the journal has of a run's interventions, or of all."""
         rows = await asyncio.to_thread(self._journal.interventions, request.run)

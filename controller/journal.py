@@ -170,9 +170,7 @@ class Journal:
             )
             return epoch
 
-    def append(
-        self, run: str, entries: Sequence[Entry], snapshot: str | None = None
-    ) -> None:
+    def append(self, run: str, entries: Sequence[Entry], snapshot: str | None = None) -> None:
         """Write entries in order; with them, if given, the state after the last one, as JSON."""
         with self._engine.begin() as connection:
             connection.execute(events.insert(), [_event_row(run, entry) for entry in entries])
@@ -184,9 +182,7 @@ class Journal:
                     sa.select(sa.func.max(events.c.id)).where(events.c.run == run)
                 ).scalar()
                 connection.execute(snapshots.delete().where(snapshots.c.run == run))
-                connection.execute(
-                    snapshots.insert().values(run=run, event_id=last, body=snapshot)
-                )
+                connection.execute(snapshots.insert().values(run=run, event_id=last, body=snapshot))
 
     def load(self, run: str) -> tuple[dict[str, Any] | None, list[Event | str]]:
         """Return the newest snapshot and what came after it."""

@@ -44,15 +44,11 @@ def load_policy(path: Path) -> Policy:
     except OSError as error:
         raise PolicyError(str(path), [Problem(0, 0, f"{error.strerror}")]) from None
     if len(raw) > MAX_POLICY_BYTES:
-        raise PolicyError(
-            str(path), [Problem(0, 0, f"larger than {MAX_POLICY_BYTES} bytes")]
-        )
+        raise PolicyError(str(path), [Problem(0, 0, f"larger than {MAX_POLICY_BYTES} bytes")])
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise PolicyError(
-            str(path), [Problem(0, 0, f"not UTF-8: {error.reason}")]
-        ) from None
+        raise PolicyError(str(path), [Problem(0, 0, f"not UTF-8: {error.reason}")]) from None
     return parse_policy(text, str(path))
 
 
@@ -65,9 +61,7 @@ def parse_policy(text: str, name: str) -> Policy:
     document = Document(text, name)
     content = document.content
     if not isinstance(content, dict):
-        what = (
-            "empty" if content is None else f"a {type(content).__name__}, not a mapping"
-        )
+        what = "empty" if content is None else f"a {type(content).__name__}, not a mapping"
         raise PolicyError(
             name, [Problem(1, 1, f"the policy is {what}; it starts with `version: 1`")]
         )
@@ -96,9 +90,7 @@ def _problem(document: Document, error: Any) -> Problem:
     kind, message = error["type"], error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         key = str(path[-1])
-        model = _MODEL_OF.get(
-            next((p for p in path[:-1] if isinstance(p, str)), ""), _Policy
-        )
+        model = _MODEL_OF.get(next((p for p in path[:-1] if isinstance(p, str)), ""), _Policy)
         message = f"unknown key {key!r} ({_near(key, list(model.model_fields))})"
         if model is _Rule and key in LATER_KEYS:
             message = f"key {key!r} is not in this version of trimtab yet"
@@ -138,9 +130,7 @@ def _limit(value: Any) -> Limit:
 
 def _mode(value: Any) -> Mode:
     if value == "approve":
-        raise ValueError(
-            "mode 'approve' is not in this version of trimtab yet; use observe or act"
-        )
+        raise ValueError("mode 'approve' is not in this version of trimtab yet; use observe or act")
     if value not in list(Mode):
         raise ValueError(f"mode must be observe or act, not {value!r}")
     return Mode(value)
@@ -191,15 +181,11 @@ _Parsed = tuple[Node, tuple[ActionCall, ...]]
 
 
 def _parsed(document: Document, content: dict[str, Any]) -> dict[int, _Parsed]:
-    """Read `when` and `do` of every rule, whatever else is wrong with it, so that one look at a
-    policy tells all its problems.
-    """
+    """Read `when` and `do` of every rule, so that one look at a policy tells all its problems."""
     rules = content.get("rules")
     return {
         index: (
-            _expression(
-                document, entry["when"], ("rules", index, "when"), condition=True
-            ),
+            _expression(document, entry["when"], ("rules", index, "when"), condition=True),
             tuple(_actions(document, entry["do"], ("rules", index, "do"))),
         )
         for index, entry in enumerate(rules if isinstance(rules, list) else [])
@@ -207,18 +193,13 @@ def _parsed(document: Document, content: dict[str, Any]) -> dict[int, _Parsed]:
     }
 
 
-def _rules(
-    document: Document, model: _Policy, parsed: dict[int, _Parsed]
-) -> Iterator[Rule]:
+def _rules(document: Document, model: _Policy, parsed: dict[int, _Parsed]) -> Iterator[Rule]:
     names: set[str] = set()
     if not model.rules:
         document.at(("rules",), "a policy needs at least one rule")
     for index, entry in enumerate(model.rules):
         at: Place = ("rules", index)
-        if (
-            not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.name)
-            or len(entry.name) > 64
-        ):
+        if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.name) or len(entry.name) > 64:
             document.at(
                 (*at, "name"),
                 f"a name is kebab-case, such as loss-spike: {entry.name!r}",
@@ -249,11 +230,7 @@ def _either(value: int | None, default: int) -> int:
 
 def _expression(document: Document, value: Any, at: Place, *, condition: bool) -> Node:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        wanted = (
-            "a condition, such as loss > 3"
-            if condition
-            else "a number or an expression"
-        )
+        wanted = "a condition, such as loss > 3" if condition else "a number or an expression"
         document.at(at, f"needs {wanted}")
         return Constant(0.0)
     try:
@@ -309,9 +286,7 @@ _ARGUMENTS: dict[Action, dict[str, str]] = {
 _NO_END, _SKIP_BATCHES, _SOAK_STEPS = 0.0, 100.0, 20.0
 
 
-def _arguments(
-    document: Document, action: Action, given: Any, at: Place
-) -> dict[str, Node]:
+def _arguments(document: Document, action: Action, given: Any, at: Place) -> dict[str, Node]:
     known = _ARGUMENTS[action]
     if given is not None and not isinstance(given, dict):
         document.at(at, f"{action} takes a mapping of: {', '.join(known) or 'nothing'}")
@@ -320,9 +295,7 @@ def _arguments(
     for key, value in (given or {}).items():
         if key not in known:
             hint = _near(key, list(known)) if known else f"{action} takes none"
-            document.report(
-                document.keys[(*at, key)], f"unknown argument {key!r} ({hint})"
-            )
+            document.report(document.keys[(*at, key)], f"unknown argument {key!r} ({hint})")
         elif not known[key]:
             result[key] = _expression(document, value, (*at, key), condition=False)
         else:
@@ -340,9 +313,7 @@ def _count_of(unit: str) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         found = re.fullmatch(r"(\d+)(?: batch(?:es)?)?", str(value).strip())
         if isinstance(value, bool) or found is None:
-            raise ValueError(
-                f"{value!r} is no number of batches, such as `100 batches`"
-            )
+            raise ValueError(f"{value!r} is no number of batches, such as `100 batches`")
         return int(found[1])
 
     return read

@@ -43,7 +43,7 @@ SERVER_OPTIONS = [
 
 
 def log_to_stderr() -> None:
-    """Let an actor's log lines reach its standard error, which Ray passes on to the controller's."""
+    """Let an actor's log reach its standard error, which Ray passes on to the controller's."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 

@@ -1,0 +1,1 @@
+"""The wire: the protobuf file, what is generated from it, and the one translator."""

@@ -55,9 +55,7 @@ def verdict_from_pb(message: pb.Verdict) -> Verdict:
     )
 
 
-def pb_from_observation(
-    observation: Observation, layout: Sequence[str]
-) -> pb.Observation:
+def pb_from_observation(observation: Observation, layout: Sequence[str]) -> pb.Observation:
     """Return the message; `layout` names the signals in the order of `values`."""
     values = observation.values
     message = pb.Observation(
@@ -80,18 +78,14 @@ def observation_from_pb(message: pb.Observation, layout: Sequence[str]) -> Obser
         ValueError: If it does not fit the registered layout.
     """
     if len(message.values) != len(layout):
-        raise ValueError(
-            f"{len(message.values)} values, {len(layout)} signals were registered"
-        )
+        raise ValueError(f"{len(message.values)} values, {len(layout)} signals were registered")
     absent = set(message.absent)
     return Observation(
         seq=message.seq,
         step=message.step,
         values={
             signal: value
-            for at, (signal, value) in enumerate(
-                zip(layout, message.values, strict=True)
-            )
+            for at, (signal, value) in enumerate(zip(layout, message.values, strict=True))
             if at not in absent
         },
         verdict=verdict_from_pb(message.verdict),
@@ -109,9 +103,7 @@ def pb_from_table(table: ArmedTable, durable_seq: int) -> pb.Table:
         lr_factor=table.lr_factor,
         budget=table.budget,
         rules=[
-            pb.ArmedRule(
-                name=r.name, predicate=pb_from_node(r.predicate), budget=r.budget
-            )
+            pb.ArmedRule(name=r.name, predicate=pb_from_node(r.predicate), budget=r.budget)
             for r in table.rules
         ],
         policy_version=table.policy_version,

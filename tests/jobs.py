@@ -116,7 +116,7 @@ version: 1
 defaults: {after: 0}
 rules:
   - name: bad-batch
-    when: loss > 10 * median(loss, 16)
+    when: loss > 50 * median(loss, 16)
     do: skip_batch
 """
 

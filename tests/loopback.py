@@ -1,4 +1,4 @@
-"""A controller in the same process: the real engine behind the channel's interface, without a line."""
+"""A controller in the same process: the real engine behind the channel's interface."""
 
 from collections import deque
 
@@ -20,9 +20,7 @@ class LoopbackController:
 
     def __init__(self, policy: str, signals: tuple[str, ...]) -> None:
         self.state = State(parse_policy(policy, "test.yaml"))
-        self.table: ArmedTable | None = step(
-            self.state, Registered(epoch=0, signals=signals)
-        ).table
+        self.table: ArmedTable | None = step(self.state, Registered(epoch=0, signals=signals)).table
         self.directives: deque[Directive] = deque()
         self.observations: list[Observation] = []
         self.acks: list[Ack] = []

@@ -13,9 +13,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, foreach=True),
     "adamw-amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, amsgrad=True),
     "adam-decay": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1),
-    "adam-decay-maximize": lambda p: torch.optim.Adam(
-        p, lr=1e-2, weight_decay=0.1, maximize=True
-    ),
+    "adam-decay-maximize": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1, maximize=True),
     "two-groups": lambda p: torch.optim.AdamW(
         [{"params": p[:1], "lr": 1e-1}, {"params": p[1:], "betas": (0.5, 0.9), "eps": 1e-3}],
         lr=1e-2,

@@ -37,7 +37,7 @@ def _fail(message: str, code: int) -> NoReturn:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(trimtab.__version__, prog_name="trimtab")
 def main() -> None:
-    """Watch training runs step by step and act before a bad update is applied.
+    r"""Watch training runs step by step and act before a bad update is applied.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def main() -> None:
 @click.option("--ray-address", default="local", show_default=True, help="A Ray cluster to join.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written when it is up.")
 def serve(policy: Path, store: str, **options: Any) -> None:
-    """Run the controller until Ctrl-C.
+    r"""Run the controller until Ctrl-C.
 
     \b
     Example:
@@ -160,7 +160,7 @@ def policy() -> None:
 @policy.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def check(files: tuple[Path, ...]) -> None:
-    """Say what is wrong with policy files, as file:line:column: message.
+    r"""Say what is wrong with policy files, as file:line:column: message.
 
     \b
     Example:

@@ -1,1 +1,1 @@
-"""The pure decision core, shared by the controller (all of it) and the agent (values and residuals)."""
+"""The pure decision core; the agent shares its values and the evaluation of residuals."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from trimtab.controller.engine.series import MAX_WINDOW_STEPS, STATISTICS
+from trimtab.controller.engine.series import MAX_WINDOW_STEPS
 from trimtab.controller.engine.signals import SIGNALS
 
 MAX_LENGTH = 2000
@@ -86,9 +86,7 @@ class Operation:
 Node = Constant | Signal | Call | Operation
 
 COMPARISONS = frozenset({Operator.LT, Operator.LE, Operator.GT, Operator.GE})
-LOGICAL = (
-    frozenset({Operator.AND, Operator.OR, Operator.NOT, Operator.FINITE}) | COMPARISONS
-)
+LOGICAL = frozenset({Operator.AND, Operator.OR, Operator.NOT, Operator.FINITE}) | COMPARISONS
 """Operators whose value is true or false."""
 
 
@@ -114,11 +112,7 @@ def parse(text: str, *, condition: bool) -> Node:
         raise ExpressionError(f"not an expression: {error}", 0) from None
     node = _Parser(text).node(tree.body, 0)
     if is_condition(node) != condition:
-        wanted = (
-            "a condition, such as loss > 3"
-            if condition
-            else "a number, not a condition"
-        )
+        wanted = "a condition, such as loss > 3" if condition else "a number, not a condition"
         raise ExpressionError(f"must be {wanted}", 0)
     return node
 
@@ -134,7 +128,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def node(self, tree: ast.expr, depth: int) -> Node:
+    def node(self, tree: ast.expr, depth: int) -> Node:  # noqa: C901, PLR0911  one case a kind
         if depth > MAX_DEPTH:
             raise self.error(f"nested deeper than {MAX_DEPTH} levels", tree)
         match tree:
@@ -146,9 +140,7 @@ class _Parser:
                 return Signal(self.known(name, SIGNALS, "signal", tree))
             case ast.BoolOp(op=op, values=values):
                 operator = Operator.AND if isinstance(op, ast.And) else Operator.OR
-                return Operation(
-                    operator, tuple(self.boolean(v, depth) for v in values)
-                )
+                return Operation(operator, tuple(self.boolean(v, depth) for v in values))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return Operation(Operator.NOT, (self.boolean(operand, depth),))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -209,16 +201,12 @@ class _Parser:
             ]:
                 self.known(signal, SIGNALS, "signal", at)
                 return self.windowed(name, signal, size, number)
-        raise self.error(
-            f"{name} takes a signal and a number of steps: {FUNCTIONS[name]}", tree
-        )
+        raise self.error(f"{name} takes a signal and a number of steps: {FUNCTIONS[name]}", tree)
 
     def windowed(self, name: str, signal: str, size: int, tree: ast.expr) -> Node:
         if isinstance(size, bool) or not 2 <= size <= MAX_WINDOW_STEPS:
             reason = "one value has no spread, and memory and replay time grow with the window"
-            raise self.error(
-                f"a window has 2 to {MAX_WINDOW_STEPS} steps ({reason})", tree
-            )
+            raise self.error(f"a window has 2 to {MAX_WINDOW_STEPS} steps ({reason})", tree)
         median = Call("median", signal, size)
         if name == "rise":
             return Operation(Operator.DIV, (Signal(signal), median))
@@ -227,14 +215,10 @@ class _Parser:
             return Operation(Operator.DIV, (distance, Call("spread", signal, size)))
         return Call(name, signal, size)
 
-    def known(
-        self, name: str, names: Mapping[str, str], kind: str, tree: ast.expr
-    ) -> str:
+    def known(self, name: str, names: Mapping[str, str], kind: str, tree: ast.expr) -> str:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            )
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
             raise self.error(f"unknown {kind} {name!r} ({hint})", tree)
         return name
 
@@ -243,9 +227,7 @@ class _Parser:
 
     def error(self, message: str, tree: ast.expr) -> ExpressionError:
         # ast counts UTF-8 bytes, people count characters
-        return ExpressionError(
-            message, len(self.text.encode()[: tree.col_offset].decode())
-        )
+        return ExpressionError(message, len(self.text.encode()[: tree.col_offset].decode()))
 
 
 _ARITHMETIC: dict[type[ast.operator], Operator] = {
@@ -315,12 +297,8 @@ def fold(node: Node, statistic: Statistic) -> Node | None:
             folded = tuple(fold(operand, statistic) for operand in operands)
             if any(operand is None for operand in folded):
                 return None
-            residual = Operation(
-                operator, tuple(o for o in folded if o is not None), node.text
-            )
-            if operator not in LOGICAL and all(
-                isinstance(o, Constant) for o in residual.operands
-            ):
+            residual = Operation(operator, tuple(o for o in folded if o is not None), node.text)
+            if operator not in LOGICAL and all(isinstance(o, Constant) for o in residual.operands):
                 return Constant(evaluate(residual, {}))
             return residual
     return node
@@ -341,15 +319,11 @@ def evaluate(node: Node, values: Mapping[str, Any]) -> Any:
         case Signal(name=name):
             return values[name]
         case Operation(operator=operator, operands=operands):
-            return _APPLY[operator](
-                *(evaluate(operand, values) for operand in operands)
-            )
+            return _APPLY[operator](*(evaluate(operand, values) for operand in operands))
     raise TypeError(f"{node} is not folded")
 
 
-def evidence(
-    node: Node, values: Mapping[str, float], statistic: Statistic
-) -> tuple[str, ...]:
+def evidence(node: Node, values: Mapping[str, float], statistic: Statistic) -> tuple[str, ...]:
     """Return one line per comparison of a condition: both sides as spelled, with their values."""
     if not isinstance(node, Operation):
         return ()

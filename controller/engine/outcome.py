@@ -30,11 +30,7 @@ class Watch:
         if loss is not None:
             self.losses = [*self.losses[1 - CALM_STEPS :], loss]
             calm = len(self.losses) == CALM_STEPS
-            if (
-                self.band is not None
-                and calm
-                and sorted(self.losses)[CALM_STEPS // 2] <= self.band
-            ):
+            if self.band is not None and calm and sorted(self.losses)[CALM_STEPS // 2] <= self.band:
                 return Outcome.RECOVERED
         if tick < self.deadline:
             return Outcome.PENDING

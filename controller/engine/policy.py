@@ -47,9 +47,7 @@ class Rule:
     @property
     def armed(self) -> bool:
         """Whether the job judges it by itself: it acts, and can act on the pending step."""
-        return self.mode is Mode.ACT and any(
-            c.action is Action.SKIP_BATCH for c in self.do
-        )
+        return self.mode is Mode.ACT and any(c.action is Action.SKIP_BATCH for c in self.do)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,11 +44,7 @@ class RuleMemory:
 
     def fires(self, rule: Rule, tick: int) -> bool:
         """Return whether the rule decides at this tick, having seen it."""
-        return (
-            self.streak >= rule.for_steps
-            and tick > self.cooling_until
-            and self.budget(rule) > 0
-        )
+        return self.streak >= rule.for_steps and tick > self.cooling_until and self.budget(rule) > 0
 
     def could_fire(self, rule: Rule, tick: int) -> bool:
         """Return whether one more match, at this coming tick, would make the rule decide."""

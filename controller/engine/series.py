@@ -1,4 +1,4 @@
-"""The accepted past of one signal and the statistics over its last n values.  Used by engine.step."""
+"""The accepted past of one signal and statistics over its last n values.  Used by the state."""
 
 import math
 from bisect import bisect_left, insort
@@ -52,8 +52,7 @@ class Window:
         """Return the population standard deviation."""
         center = self.mean()
         return math.sqrt(
-            math.fsum((value - center) ** 2 for value in self.ordered)
-            / len(self.ordered)
+            math.fsum((value - center) ** 2 for value in self.ordered) / len(self.ordered)
         )
 
     def min(self) -> float:
@@ -65,7 +64,7 @@ class Window:
         return self.ordered[-1]
 
     def spread(self) -> float:
-        """Return the robust sigma that zscore divides by: 1.4826 MAD, at least 0.2 % of the median."""
+        """Return the robust sigma of zscore: 1.4826 MAD, at least 0.2 % of the median."""
         return max(MAD_TO_SIGMA * self.mad(), SPREAD_FLOOR * abs(self.median()))
 
 

@@ -60,9 +60,7 @@ class State:
 
     def __post_init__(self) -> None:
         """Make the series and memories that the policy needs."""
-        self.series = {
-            signal: Series(sizes) for signal, sizes in self.policy.windows().items()
-        }
+        self.series = {signal: Series(sizes) for signal, sizes in self.policy.windows().items()}
         self.rules = {rule.name: RuleMemory() for rule in self.policy.rules}
         self.rearm()
 
@@ -144,9 +142,7 @@ def restore(data: dict[str, Any], policy: Policy) -> State:
         Watch(**(watch | {"intervention": _intervention(watch["intervention"])}))
         for watch in data["watches"]
     ]
-    directives = (
-        Directive(**(d | {"action": Action(d["action"])})) for d in data["outstanding"]
-    )
+    directives = (Directive(**(d | {"action": Action(d["action"])})) for d in data["outstanding"])
     state.outstanding = {directive.id: directive for directive in directives}
     state.counts = Counter({tuple(key): count for key, count in data["counts"]})
     state.rearm()
@@ -155,10 +151,7 @@ def restore(data: dict[str, Any], policy: Policy) -> State:
 
 def _intervention(data: dict[str, Any]) -> Intervention:
     return Intervention(
-        **(
-            data
-            | {"action": Action(data["action"]), "outcome": Outcome(data["outcome"])}
-        )
+        **(data | {"action": Action(data["action"]), "outcome": Outcome(data["outcome"])})
     )
 
 

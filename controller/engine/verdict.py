@@ -1,4 +1,4 @@
-"""What an armed table says of a pending step.  Called by the agent to act, by the engine to audit."""
+"""What an armed table says of a pending step.  The agent acts on it, the engine audits it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -44,12 +44,8 @@ def judge(
         return Verdict(kind=VerdictKind.VETO, rule=REFLEX, table_seq=table_seq)
     if table is not None and sum(spent.values()) < table.budget:
         for rule in table.rules:
-            if spent.get(rule.name, 0) < rule.budget and holds(
-                rule, table, values, lr_factor
-            ):
-                return Verdict(
-                    kind=VerdictKind.VETO, rule=rule.name, table_seq=table_seq
-                )
+            if spent.get(rule.name, 0) < rule.budget and holds(rule, table, values, lr_factor):
+                return Verdict(kind=VerdictKind.VETO, rule=rule.name, table_seq=table_seq)
     return Verdict(table_seq=table_seq)
 
 

@@ -5,13 +5,24 @@ import math
 import jobs
 import pytest
 import torch
-from jobs import ALONE, BAD_BATCH, batch_of, loss_of, rollback, small_run, snapshot_of, with_controller
+from jobs import (
+    ALONE,
+    BAD_BATCH,
+    batch_of,
+    loss_of,
+    rollback,
+    small_run,
+    snapshot_of,
+    with_controller,
+)
 
 from trimtab.agent import Guard, GuardConfig
 from trimtab.controller.engine.model import Outcome, VerdictKind
 
 
-def train(run: tuple[torch.nn.Module, torch.optim.Optimizer, object, Guard], steps: int) -> list[float]:
+def train(
+    run: tuple[torch.nn.Module, torch.optim.Optimizer, object, Guard], steps: int
+) -> list[float]:
     model, optimizer, scheduler, guard = run
     losses = []
     for _, batch in guard.steps(steps):
@@ -58,12 +69,14 @@ def test_the_observation_has_the_pending_update_before_it_is_applied() -> None:
         at, parameters = seen[-1]
         assert guard.observation is not None
         moved = sum(
-            (p.detach() - b).double().square().sum() for p, b in zip(model.parameters(), parameters)
+            (p.detach() - b).double().square().sum()
+            for p, b in zip(model.parameters(), parameters, strict=True)
         )
         assert at == step
         assert guard.observation.values["loss"] == pytest.approx(loss.item())
         assert guard.observation.values["update_norm"] == pytest.approx(
-            math.sqrt(float(moved)), rel=2e-3  # weight decay is in the one and not in the other
+            math.sqrt(float(moved)),
+            rel=2e-3,  # weight decay is in the one and not in the other
         )
 
 
@@ -270,7 +283,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_an_address_the_reflex_guards_and_it_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = small_run(ALONE, loader=lambda index: batch_of(index, scale=math.nan if index == 5 else 1))
+    run = small_run(
+        ALONE, loader=lambda index: batch_of(index, scale=math.nan if index == 5 else 1)
+    )
     losses = train(run, 10)
     assert math.isnan(losses[5]) and not any(math.isnan(x) for x in losses[6:])
     assert "only the reflex guards" in caplog.text

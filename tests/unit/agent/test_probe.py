@@ -1,12 +1,14 @@
 """The pending update is measured exactly, and measuring changes nothing."""
 
 import math
+
 import pytest
 import torch
 from optimizers import OPTIMIZERS, Make, bytes_of, parameters, set_gradients
 
 from trimtab.agent import probe as probe_module
 from trimtab.agent.probe import SUMS, AdamProbe, GradientProbe, probe_for
+
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("chunk", [1 << 18, 16])

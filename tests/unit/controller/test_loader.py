@@ -27,7 +27,8 @@ def problems(text: str) -> list[str]:
 def test_a_rule_takes_the_defaults_and_its_own_values() -> None:
     policy = parse_policy(
         RULE.replace("rules:", "defaults: {after: 7 steps, cooldown: 3}\nexpires: 9\nrules:")
-        + "    cooldown: 1 step\n    for: '2 steps'\n    limit: 2 per 50 steps\n    mode: observe\n",
+        + "    cooldown: 1 step\n    for: '2 steps'\n    limit: 2 per 50 steps\n"
+        + "    mode: observe\n",
         "p.yaml",
     )
     [rule] = policy.rules
@@ -68,7 +69,10 @@ def test_the_version_is_that_of_the_text() -> None:
         (("skip_batch", "skip_bach"), "p.yaml:5:9: unknown action 'skip_bach' (did you mean skip_"),
         (("skip_batch", "clip_update"), "p.yaml:5:9: action 'clip_update' is not in this version"),
         (("skip_batch", "[alert, alert]"), "p.yaml:5:17: action 'alert' stands twice"),
-        (("skip_batch", "{alert: {to: 1}}"), "p.yaml:5:18: unknown argument 'to' (alert takes none"),
+        (
+            ("skip_batch", "{alert: {to: 1}}"),
+            "p.yaml:5:18: unknown argument 'to' (alert takes none",
+        ),
         (("skip_batch", "{alert: 3}"), "p.yaml:5:17: alert takes a mapping of: nothing"),
         (("skip_batch", "scale_lr"), "p.yaml:5:9: scale_lr needs `by`, a factor in (0, 1]"),
         (("skip_batch", "{scale_lr: {by: 2}}"), "p.yaml:5:25: the factor must be in (0, 1], not 2"),
@@ -82,12 +86,18 @@ def test_the_version_is_that_of_the_text() -> None:
         (("version: 1\n", ""), "p.yaml:1:1: key 'version' is missing"),
         (("rules:", "rulez:"), "p.yaml:2:1: unknown key 'rulez' (did you mean rules?)"),
         (("rules:", "expires: x\nrules:"), "p.yaml:2:10: 'x' is no number of steps"),
-        (("rules:", "defaults: {aftr: 1}\nrules:"), "p.yaml:2:12: unknown key 'aftr' (did you mean"),
+        (
+            ("rules:", "defaults: {aftr: 1}\nrules:"),
+            "p.yaml:2:12: unknown key 'aftr' (did you mean",
+        ),
         (("skip_batch", "skip_batch\n    mode: of"), "p.yaml:6:11: mode must be observe or act"),
         (("skip_batch", "skip_batch\n    mode: off"), "p.yaml:6:11: mode must be observe or act"),
         (("skip_batch", "skip_batch\n    mode: approve"), "p.yaml:6:11: mode 'approve' is not in"),
         (("skip_batch", "skip_batch\n    for: 0"), "p.yaml:6:10: 0 is no number of steps"),
-        (("skip_batch", "skip_batch\n    for: 10:30"), "p.yaml:6:10: 10:30 is 630 to YAML; write a plain number"),
+        (
+            ("skip_batch", "skip_batch\n    for: 10:30"),
+            "p.yaml:6:10: 10:30 is 630 to YAML; write a plain number",
+        ),
         (("skip_batch", "skip_batch\n    limit: 3"), "p.yaml:6:12: 3 is no limit, such as `8 per"),
         (("skip_batch", "skip_batch\n    ladder: []"), "p.yaml:6:5: key 'ladder' is not in this"),
         (("skip_batch", "skip_batch\n    do: alert"), "p.yaml:6:5: key 'do' stands twice"),
