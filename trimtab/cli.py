@@ -88,6 +88,47 @@ def serve(policy: Path, store: str, **options: Any) -> None:
 
 
 @main.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="trimtab-demo",
+    show_default=True,
+    help="Folder for records, logs, journal and picture.",
+)
+@click.option(
+    "--cause",
+    "causes",
+    multiple=True,
+    type=click.Choice(["B", "D", "E"], case_sensitive=False),
+    default=["E", "D"],
+    show_default=True,
+    help="B: eight foreign batches, D: an LR jump, E: one foreign batch.",
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--steps", default=320, show_default=True, type=click.IntRange(min=300))
+@click.option("--hold", is_flag=True, help="Keep the controller and /metrics up until Ctrl-C.")
+@json_option
+def demo(out: Path, causes: tuple[str, ...], **options: Any) -> None:
+    r"""Train a small GPT that spikes, without trimtab and with it, and compare.
+
+    \b
+    Examples:
+      trimtab demo
+      trimtab demo --cause B --seed 3 --out /tmp/b3
+    """
+    try:
+        from trimtab.demo.run import DemoError, run_demo
+    except ImportError as error:
+        _fail(f"trimtab demo needs {error.name}: pip install 'trimtab[demo]'", 1)
+    try:
+        raise SystemExit(run_demo(out, causes, **options))
+    except DemoError as error:
+        _fail(f"trimtab demo: {error}", 1)
+    except KeyboardInterrupt:
+        _fail("trimtab demo: stopped", 130)
+
+
+@main.command()
 @address_option
 @json_option
 def runs(address: str, *, as_json: bool) -> None:

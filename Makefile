@@ -1,0 +1,35 @@
+.DEFAULT_GOAL := help
+RUN := .venv/bin/python -m
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+demo: setup  ## Train with and without trimtab, and compare (ARGS="--hold" keeps /metrics up)
+	@$(RUN) trimtab demo $(ARGS)
+test: setup  ## Run the tests (ARGS="-k name")
+	@tools/setup_prometheus.sh
+	@$(RUN) pytest $(ARGS)
+check: lint types contracts protos-check floor wheel  ## Everything but the tests
+lint: setup  ## Format and lint rules
+	@.venv/bin/ruff format --check . && .venv/bin/ruff check .
+types: setup  ## Static types
+	@.venv/bin/mypy
+contracts: setup  ## Who may import whom
+	@.venv/bin/lint-imports --no-logo
+protos: setup  ## Regenerate protos/*_pb2*
+	@tools/protos.sh
+protos-check: setup  ## Is the generated code fresh?
+	@tools/protos.sh --check
+floor: setup  ## The agent on the oldest protobuf and grpcio
+	@tools/floor.sh
+wheel: setup  ## Build the wheel and look into it
+	@$(RUN) build --wheel --no-isolation --outdir dist . >/dev/null && $(RUN) pytest -q tests/test_packaging.py
+bench: setup  ## Run the benchmarks (ARGS="--json")
+	@for file in benchmarks/*.py; do $(RUN) benchmarks.$$(basename $$file .py) $(ARGS); done
+format: setup  ## Reformat
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+clean:  ## Remove what was built
+	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis trimtab-demo
+setup:
+	@tools/setup.sh
+
+.PHONY: help demo test check lint types contracts protos protos-check floor wheel bench format clean setup

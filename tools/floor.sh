@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The oldest protobuf and grpcio that the agent supports, and none of the controller's packages:
+# the generated code, the wire and the agent must work there (docs/adr/0002).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wanted=$(cat pyproject.toml constraints.txt "$0" | sha256sum)
+if [ "$(cat .venv-floor/.trimtab-setup 2>/dev/null || true)" != "$wanted" ]; then
+    rm -rf .venv-floor
+    .venv/bin/python -m venv .venv-floor
+    .venv-floor/bin/pip install -q --disable-pip-version-check \
+        protobuf==4.25.8 grpcio==1.62.3 tenacity==8.2.3 torch==2.13.0 numpy pytest pytest-timeout
+    .venv-floor/bin/pip install -q --disable-pip-version-check --no-deps -e .
+    echo "$wanted" > .venv-floor/.trimtab-setup
+fi
+.venv-floor/bin/python -m pytest -q tests/unit/protos tests/unit/agent -p no:cacheprovider
