@@ -95,7 +95,7 @@ class Block(nn.Module):
 
 
 class ByteGPT(nn.Module):
-    """508,800 parameters; matrices start as GPT-2's N(0, 0.02)."""
+    """513,536 parameters; matrices start as GPT-2's N(0, 0.02)."""
 
     def __init__(self) -> None:
         super().__init__()
