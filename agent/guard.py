@@ -92,7 +92,8 @@ class Guard:
         )
         self._step, self._seq = 0, 0
         self._stepped, self._in_turn = True, False
-        self._loss: Tensor | float | None = None
+        self._loss_sum: Tensor | float = 0.0
+        self._losses = 0
         self._spent: dict[str, int] = {}
         self._spent_of: tuple[int, int] = (NO_TABLE, NO_TABLE)
         self._directive: Directive | None = None
@@ -131,8 +132,9 @@ class Guard:
         self.close()
 
     def observe(self, loss: Tensor | float) -> None:
-        """Tell the loss of this rank's batch.  Several calls before a step: the last one counts."""
-        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+        """Tell the loss of this rank's batch; of several before a step, the mean counts."""
+        self._loss_sum = self._loss_sum + (loss.detach() if isinstance(loss, Tensor) else loss)
+        self._losses += 1
 
     def close(self) -> None:
         """Take the hooks off and hang up.  Safe to call again."""
@@ -177,7 +179,7 @@ class Guard:
             # Collectives: joined by every rank whatever failed on it, or the others would wait.
             sums = self._ranks.total(vector).tolist()
             payload, table_seq = self._ranks.share(*self._propose(sums, factor))
-        except Exception as error:  # noqa: BLE001  a peer is gone; the job's own collectives will say so too
+        except Exception as error:  # noqa: BLE001  a peer is gone; the job will notice too
             self._failed("a collective", error)
             self.close()
             return
@@ -190,8 +192,8 @@ class Guard:
         try:
             # Replicas hold the same numbers: each counts for its share.
             vector[: len(SUMS)] = self._probe.measure(factor) / self._ranks.size
-            if self._loss is not None:
-                vector[-4], vector[-3] = float(self._loss), 1.0
+            if self._losses:
+                vector[-4], vector[-3] = float(self._loss_sum) / self._losses, 1.0
             vector[-2] = float(
                 any(p.grad is not None for g in self._optimizer.param_groups for p in g["params"])
             )
@@ -199,7 +201,7 @@ class Guard:
             self._failed("measuring a step", error)
             vector.zero_()
             vector[-1] = 1.0
-        self._loss = None
+        self._loss_sum, self._losses = 0.0, 0
         return vector
 
     def _propose(self, sums: list[float], factor: float) -> tuple[bytes, int]:
@@ -211,7 +213,7 @@ class Guard:
             values = self._values(sums, factor)
             verdict = self._verdict(values, factor) if values else verdict
             payload = self._announcement(verdict)
-        except Exception as error:  # noqa: BLE001  must not reach the training loop, nor keep ranks waiting
+        except Exception as error:  # noqa: BLE001  nor may the other ranks wait for it
             self._failed("judging a step", error)
         return payload, verdict.table_seq
 

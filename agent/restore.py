@@ -46,6 +46,8 @@ class RestoreRing:
         """Copy the state as it is now; the oldest point goes when there are too many."""
         states = {name: _copied(part.state_dict()) for name, part in self._parts.items()}
         self.size_bytes = sum(_size_bytes(state) for state in states.values())
+        # After a rollback a step comes again, with other batches behind it.
+        self.points = [point for point in self.points if point.step < step]
         self.points.append(
             RestorePoint(
                 step=step,

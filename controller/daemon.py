@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import signal
 import tempfile
@@ -96,6 +97,7 @@ def _start_ray(config: ServeConfig, folder: str) -> None:
             "_temp_dir": folder,
             "_node_ip_address": "127.0.0.1",
         }
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # actors' lines go to log files
     ray.init(
         address=config.ray_address,
         namespace="trimtab",

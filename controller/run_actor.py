@@ -14,8 +14,16 @@ from typing import Any
 import grpc
 import sqlalchemy.exc
 
-from trimtab.controller.engine.model import Decision, Directive, Event, Observation, Registered
-from trimtab.controller.engine.state import State, restore, snapshot
+from trimtab.controller.engine.model import (
+    Decision,
+    Directive,
+    Event,
+    Intervention,
+    Observation,
+    Record,
+    Registered,
+)
+from trimtab.controller.engine.state import State, adopt, restore, snapshot
 from trimtab.controller.engine.step import Outputs, step
 from trimtab.controller.journal import Entry, Journal
 from trimtab.controller.loader import parse_policy
@@ -75,7 +83,7 @@ class RunActor(rpc.SteeringServicer):
         self._late_steps = 0
         self._unarmed_steps = 0
         if self._state.policy.version != self._policy.version:
-            self._state = restore(snapshot(self._state), self._policy)
+            self._state = adopt(self._state, self._policy)
             self._remember(self._policy.version, Outputs())
 
     async def register(
@@ -197,20 +205,39 @@ class RunActor(rpc.SteeringServicer):
         outputs = step(self._state, event)
         self._remember(event, outputs)
         for record in outputs.records:
-            if isinstance(record, Decision):
-                log.info(
-                    "run=%s step=%d rule=%s action=%s mode=%s arguments=%s why=%s",
-                    self._run,
-                    record.step,
-                    record.rule,
-                    record.action,
-                    record.mode,
-                    dict(record.arguments),
-                    "; ".join(record.evidence),
-                )
-            else:
-                log.info("run=%s %s", self._run, record)
+            self._log(record)
         return outputs
+
+    def _log(self, record: Record) -> None:
+        """Write one line a record, for people and for log collectors."""
+        if isinstance(record, Decision):
+            log.info(
+                "run=%s step=%d rule=%s action=%s mode=%s arguments=%s why=%s",
+                self._run,
+                record.step,
+                record.rule,
+                record.action,
+                record.mode,
+                dict(record.arguments),
+                "; ".join(record.evidence),
+            )
+        elif isinstance(record, Intervention):
+            log.info(
+                "run=%s step=%d rule=%s action=%s outcome=%s detail=%s",
+                self._run,
+                record.step,
+                record.rule,
+                record.action,
+                record.outcome,
+                record.detail or "-",
+            )
+        else:
+            log.warning(
+                "run=%s step=%d a new level is accepted after %d flagged steps in a row",
+                self._run,
+                record.step,
+                record.flagged_steps,
+            )
 
     def _remember(self, event: Event | str, outputs: Outputs) -> None:
         self._unwritten.append(
@@ -270,7 +297,7 @@ class RunActor(rpc.SteeringServicer):
             state = restore(saved, self._saved_policy(saved["policy_version"]))
         for event in later:
             if isinstance(event, str):
-                state = restore(snapshot(state), self._saved_policy(event))
+                state = adopt(state, self._saved_policy(event))
             else:
                 step(state, event)
         return state

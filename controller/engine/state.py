@@ -149,6 +149,13 @@ def restore(data: dict[str, Any], policy: Policy) -> State:
     return state
 
 
+def adopt(state: State, policy: Policy) -> State:
+    """Return the state under another policy: the past stays, rules of the same name go on."""
+    adopted = restore(snapshot(state), policy)
+    adopted.revised = True
+    return adopted
+
+
 def _intervention(data: dict[str, Any]) -> Intervention:
     return Intervention(
         **(data | {"action": Action(data["action"]), "outcome": Outcome(data["outcome"])})

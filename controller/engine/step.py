@@ -63,6 +63,7 @@ def _register(state: State, event: Registered) -> Outputs:
     state.outstanding = {}
     state.epoch, state.seq, state.lr_factor = event.epoch, -1, 1.0
     state.measured = event.signals
+    _forget_lr_scale(state)  # factors end with the process; who restarts may set another LR
     state.rearm()
     return Outputs(table=state.table, records=records)
 

@@ -13,6 +13,7 @@ import matplotlib as mpl
 mpl.use("Agg")  # no screen
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from trimtab.demo.workload import CAUSES, FOREIGN_AT, JUMP_AT, foreign_batches
 
@@ -119,8 +120,9 @@ def draw(runs: Sequence[Run], interventions: Sequence[dict[str, Any]], path: Pat
         top.legend(loc="upper right", frameon=False)
         bottom.set_ylabel("pending update norm")
         bottom.set_yscale("log")
+        bottom.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         bottom.yaxis.set_major_formatter("{x:g}")
-        bottom.yaxis.set_minor_formatter("{x:g}")
+        bottom.yaxis.set_minor_locator(NullLocator())
         bottom.set_xlabel("optimizer step")
         bottom.set_xlim(left=ONSET[cause] - LEAD_STEPS)
         for axis in (top, bottom):

@@ -207,6 +207,17 @@ def test_a_turn_without_an_optimizer_step_keeps_the_step_number() -> None:
     assert steps == [0, 0, 1, 1, 2, 2]
 
 
+def test_the_loss_of_a_step_is_the_mean_of_what_was_observed() -> None:
+    model, optimizer, _, guard = small_run()
+    for _, batch in guard.steps(2):
+        loss_of(model, batch).backward()
+        for loss in (torch.tensor(1.0), 2.0, torch.tensor(6.0)):
+            guard.observe(loss)
+        optimizer.step()
+        assert guard.observation is not None
+        assert guard.observation.values["loss"] == 3.0
+
+
 def test_a_step_that_raises_leaves_the_lr_as_it_was() -> None:
     model, optimizer, _, guard = small_run()
     guard._lr_factor.add(0.5, step=0, over_steps=0)

@@ -64,6 +64,14 @@ def test_the_budget_decides_how_many_points_are_kept() -> None:
     assert small.steps_before(35) == [30, 20]
 
 
+def test_a_step_that_comes_again_has_one_point_the_newer_one() -> None:
+    _, _, parts = run_of()
+    ring = RestoreRing(parts, budget_bytes=1 << 30)
+    for step, index in ((0, 0), (10, 10), (20, 20), (10, 17)):
+        ring.save(step=step, index=index)
+    assert [(point.step, point.index) for point in ring.points] == [(0, 0), (10, 17)]
+
+
 def test_a_point_that_is_loaded_forgets_the_newer_ones() -> None:
     _, _, parts = run_of()
     ring = RestoreRing(parts, budget_bytes=1 << 30)

@@ -288,8 +288,17 @@ def test_a_restarted_job_keeps_the_past_and_closes_what_it_never_answered() -> N
     job.step(loss=2.0, lr=8.0)
     job.take(step(job.state, Registered(epoch=1, signals=tuple(SIGNALS))))
     assert job.outcomes()[job.directives[0].id] is Outcome.FAILED
-    assert job.state.residuals["lr-jump"] is not None
+    assert job.state.series["loss"].values  # the past is still there
     assert job.state.table.epoch == 1
+
+
+def test_an_lr_that_a_restart_sets_is_no_jump() -> None:
+    job = Job(LR_JUMP)
+    job.calm(50, loss=2.0, lr=0.1)
+    job.take(step(job.state, Registered(epoch=1, signals=tuple(SIGNALS))))
+    job.seq = 0
+    job.calm(50, loss=2.0, lr=1.0)
+    assert job.decisions() == []
 
 
 def test_a_rule_whose_signal_is_not_measured_is_inactive() -> None:
