@@ -21,14 +21,14 @@ protos-check: setup  ## Is the generated code fresh?
 	@tools/protos.sh --check
 floor: setup  ## The agent on the oldest protobuf and grpcio
 	@tools/floor.sh
-wheel: setup  ## Build the wheel and look into it
-	@$(RUN) build --wheel --no-isolation --outdir dist . >/dev/null && $(RUN) pytest -q tests/test_packaging.py
+wheel: setup  ## Build sdist and wheel, and look into the wheel
+	@$(RUN) build --no-isolation --outdir dist . >/dev/null && $(RUN) pytest -q tests/test_packaging.py
 bench: setup  ## Run the benchmarks (ARGS="--json")
-	@for file in benchmarks/*.py; do $(RUN) benchmarks.$$(basename $$file .py) $(ARGS); done
+	@set -e; for file in $$(grep -ls __main__ benchmarks/*.py); do $(RUN) benchmarks.$$(basename $$file .py) $(ARGS); done
 format: setup  ## Reformat
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 clean:  ## Remove what was built
-	@rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis trimtab-demo
+	@rm -rf .venv .venv-* build dist *.egg-info .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis trimtab-demo
 setup:
 	@tools/setup.sh
 

@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if [ ! -x .venv-protos/bin/python ]; then
+if ! .venv-protos/bin/python -c "import grpc_tools" 2>/dev/null; then
+    rm -rf .venv-protos
     .venv/bin/python -m venv .venv-protos
     .venv-protos/bin/pip install -q --disable-pip-version-check grpcio-tools==1.62.3 "setuptools<81"
 fi

@@ -32,6 +32,8 @@ class State:
     policy: Policy
     measured: tuple[str, ...] = ()
     """Signals the job measures, in the order of the wire layout."""
+    inactive: frozenset[str] = frozenset()
+    """Rules that need a signal which is not measured."""
     epoch: int = -1
     seq: int = -1
     """Of the last observation of this epoch."""
@@ -62,7 +64,15 @@ class State:
         """Make the series and memories that the policy needs."""
         self.series = {signal: Series(sizes) for signal, sizes in self.policy.windows().items()}
         self.rules = {rule.name: RuleMemory() for rule in self.policy.rules}
+        self.expect(self.measured)
         self.rearm()
+
+    def expect(self, signals: tuple[str, ...]) -> None:
+        """Take in which signals the job measures: rules that need others are inactive."""
+        self.measured, known = signals, frozenset(signals)
+        self.inactive = frozenset(
+            rule.name for rule in self.policy.rules if self.policy.missing(rule, known)
+        )
 
     def statistic(self, name: str, signal: str, size: int) -> float | None:
         """Return a statistic of the accepted past, or None while it is not known."""
@@ -71,9 +81,7 @@ class State:
     def refold(self) -> None:
         """Fold every rule over the past as it is now."""
         self.residuals = {
-            rule.name: None
-            if self.policy.missing(rule, frozenset(self.measured))
-            else fold(rule.when, self.statistic)
+            rule.name: None if rule.name in self.inactive else fold(rule.when, self.statistic)
             for rule in self.policy.rules
         }
 
@@ -130,7 +138,7 @@ def restore(data: dict[str, Any], policy: Policy) -> State:
     state = State(policy)
     for name in ("epoch", "seq", "step", "tick", "lr_factor", "values", "revised"):
         setattr(state, name, data[name])
-    state.measured = tuple(data["measured"])
+    state.expect(tuple(data["measured"]))
     state.flagged = [(step, values) for step, values in data["flagged"]]
     for name, (steps, values) in data["series"].items():
         if name in state.series:

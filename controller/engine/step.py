@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from trimtab.controller.engine.arbiter import closed, counted, decide, watched
-from trimtab.controller.engine.expression import evaluate, signals
 from trimtab.controller.engine.model import (
     Ack,
     Action,
@@ -27,7 +26,7 @@ from trimtab.controller.engine.model import (
 from trimtab.controller.engine.policy import Rule
 from trimtab.controller.engine.signals import SCALED_BY_LR
 from trimtab.controller.engine.state import State
-from trimtab.controller.engine.verdict import finite, judge
+from trimtab.controller.engine.verdict import finite, is_true, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ def _register(state: State, event: Registered) -> Outputs:
     )
     state.outstanding = {}
     state.epoch, state.seq, state.lr_factor = event.epoch, -1, 1.0
-    state.measured = event.signals
+    state.expect(event.signals)
     _forget_lr_scale(state)  # factors end with the process; who restarts may set another LR
     state.rearm()
     return Outputs(table=state.table, records=records)
@@ -120,7 +119,7 @@ def _matches(state: State, rule: Rule, seen: Observation) -> bool:
     residual = state.residuals[rule.name]
     if residual is None or seen.step < rule.after_steps:
         return False
-    return signals(residual) <= seen.values.keys() and bool(evaluate(residual, seen.values))
+    return is_true(residual, seen.values)
 
 
 def _audit(state: State, seen: Observation) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from trimtab.controller.engine.expression import evaluate, signals
+from trimtab.controller.engine.expression import Node, evaluate, signals
 from trimtab.controller.engine.model import (
     NO_TABLE,
     REFLEX,
@@ -53,9 +53,14 @@ def holds(
     rule: ArmedRule, table: ArmedTable, values: Mapping[str, float], lr_factor: float
 ) -> bool:
     """Return whether an armed rule's predicate is true of the pending step."""
-    needed = signals(rule.predicate)
-    if not needed <= values.keys():
+    if lr_factor != table.lr_factor and signals(rule.predicate) & SCALED_BY_LR:
         return False
-    if lr_factor != table.lr_factor and needed & SCALED_BY_LR:
+    return is_true(rule.predicate, values)
+
+
+def is_true(residual: Node, values: Mapping[str, float]) -> bool:
+    """Return whether a residual holds of a pending step; False when it lacks a signal."""
+    try:
+        return bool(evaluate(residual, values))
+    except KeyError:
         return False
-    return bool(evaluate(rule.predicate, values))

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -199,8 +200,10 @@ def _train(job: _Job, address: str, progress: Progress) -> Run:
         return process.poll() == 0
 
     environment = {"TRIMTAB_RUN": f"demo-{name}", "TRIMTAB_ADDRESS": address}
-    with _process(log, command, environment) as process:
-        _wait(process, finished, log, None)
+    with tempfile.TemporaryDirectory(prefix="trimtab-demo-") as folder:
+        environment["TMPDIR"] = folder  # torchrun leaves its logs there
+        with _process(log, command, environment) as process:
+            _wait(process, finished, log, None)
     finished()
     progress.update(task, completed=job.steps)
     return read_run(record, job.cause, guarded=job.guarded)
