@@ -18,10 +18,11 @@ rules:
       - skip_batch
       - scale_lr:
           by: median(lr, 16) / lr
-  - name: lost
-    when: grad_norm < 0
+  - name: lr-drop
+    when: lr < 0.5 * median(lr, 16)
+    for: 3 steps
     do:
-      rollback: {skip: 0, soak: 2 steps}
+      rollback: {skip: 5 batches, soak: 2 steps}
 """
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from jobs import batch_of, small_run, snapshot_of
+from jobs import batch_of, loss_of, small_run, snapshot_of
 from paced import BAD_AT, JUMP_AT, fresh, job_of, train
 from serving import Served, alive, wait_for
 
-from trimtab.agent import Guard
+from trimtab.agent import Guard, GuardConfig
 from trimtab.controller.engine.model import VerdictKind
 from trimtab.controller.journal import Journal
 from trimtab.protos import trimtab_pb2 as pb
@@ -65,6 +65,34 @@ def test_what_the_job_did_the_journal_the_cli_and_the_metrics_tell(served: Serve
     log = served.log.read_text()
     assert f"run=told step={BAD_AT} rule=bad-batch action=skip_batch mode=act" in log
     assert "why=loss = " in log
+
+
+def test_a_rule_rolls_a_run_back_and_the_run_goes_on_from_there(served: Served) -> None:
+    model, optimizer, _, guard = small_run(
+        GuardConfig(address=served.address, run="back", restore_every_steps=10)
+    )
+    trail = []
+    for step, batch in guard.steps(60):
+        if len(trail) == 43:  # a wrong edit; going back undoes it
+            optimizer.param_groups[0]["lr"] *= 0.1
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        guard.observe(loss)
+        optimizer.step()
+        assert guard.observation is not None
+        trail.append((step, guard.observation.batch))
+        wait_for("a fresh table", lambda: fresh(guard))
+    at = next(i for i in range(1, len(trail)) if trail[i][0] < trail[i - 1][0])
+    # matched at 43, 44, 45; the newest point two clean steps before that is the one of step 40
+    assert 45 <= trail[at - 1][0] < 50
+    assert trail[at] == (40, 45)
+    assert trail[-1] == (59, 64)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    [told] = served.cli("interventions", "--run", "back")
+    assert (told["step"], told["rule"], told["action"]) == (45, "lr-drop", "rollback")
+    assert told["outcome"] == "recovered"
+    assert told["detail"] == f"from step {trail[at - 1][0] + 1} to 40, next batch 45"
 
 
 def test_a_new_process_of_a_run_is_its_next_epoch_and_the_old_one_is_fenced(
