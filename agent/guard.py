@@ -171,6 +171,12 @@ class Guard:
                 "optimizer.step(closure) computes gradients too late to be judged; not guarded"
             )
             return
+        if getattr(self._optimizer, "grad_scale", None) is not None:
+            self._say(
+                "a GradScaler leaves unscaling to a fused optimizer, whose gradients cannot be read"
+                " here yet; not guarded (call scaler.unscale_(optimizer) before, or fused=False)"
+            )
+            return
         if self._directive is not None:  # a loop of the user's own: no turn of steps() came
             self._guarded("between two steps", self._carry_out)
         factor = self._lr_factor.at(self._step)

@@ -95,6 +95,12 @@ def figures(run: Run, clean: Run) -> Figures:
     )
 
 
+def trailing_medians(values: Sequence[float]) -> list[float]:
+    """Return the median of each value and those before it: no curve rises before its cause."""
+    ends = range(1, len(values) + 1)
+    return [statistics.median(values[max(0, end - SMOOTH_STEPS) : end]) for end in ends]
+
+
 def _means(values: Sequence[float]) -> list[float]:
     """Return the mean of each value and the SMOOTH_STEPS - 1 after it, as far as there are."""
     return [statistics.fmean(values[at : at + SMOOTH_STEPS]) for at in range(len(values))]
@@ -141,11 +147,7 @@ def _curve(axis: Axes, run: Run, key: str, *, smooth: bool) -> None:
     steps, values = [line["step"] for line in applied], [line[key] for line in applied]
     if smooth:
         axis.plot(steps, values, color=color, linewidth=0.6, alpha=0.4)
-        half = SMOOTH_STEPS // 2
-        values = [
-            statistics.median(values[max(0, at - half) : at + half + 1])
-            for at in range(len(values))
-        ]
+        values = trailing_medians(values)
     axis.plot(steps, values, color=color, linewidth=1.8, label=label, zorder=3)
     vetoed = [line for line in run.lines if line["vetoed"]]
     if vetoed and not smooth:

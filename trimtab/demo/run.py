@@ -27,7 +27,9 @@ from trimtab.demo.workload import CAUSES
 
 RANKS = 2
 START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 40.0
+"""More than the 30 s that torchrun itself gives its ranks before it kills them."""
+ANSWER_TIMEOUT_S = 60.0
 POLL_S = 0.1
 
 
@@ -48,7 +50,7 @@ def run_demo(
     console.print(
         f"Two-rank DDP training on CPU, seed {seed}, {steps} steps a run; files in {out}/"
     )
-    with _controller(out, console) as ready, _progress(console) as progress:
+    with _ending_cleanly(), _controller(out, console) as ready, _progress(console) as progress:
         arms = [
             (CLEAN, False),
             *((cause, guarded) for cause in causes for guarded in (False, True)),
@@ -63,8 +65,7 @@ def run_demo(
         ]
         progress.stop()
         interventions = _interventions(ready["address"])
-        with urllib.request.urlopen(ready["metrics"], timeout=10) as answer:  # noqa: S310  ours
-            (out / "metrics.prom").write_bytes(answer.read())
+        (out / "metrics.prom").write_bytes(_metrics(ready["metrics"]))
         picture = out / "demo.png"
         draw(runs, interventions, picture)
         result = _result(runs, interventions, picture)
@@ -116,9 +117,9 @@ def _print(console: Console, result: dict[str, Any], out: Path) -> None:
         acted.add_row(*(str(entry[key]) for key in keys))
     console.print(acted)
     console.print(
-        "end loss: on held-out text after the last step; worst loss: on training text from the"
-        " cause on; steps lost: vetoed, or over 2 % above the clean run on the same batches;"
-        " excess: loss above the clean run's, summed over the steps.",
+        "end loss: after the last step, on fixed batches of the same text; worst loss: on training"
+        " text from the cause on; steps lost: vetoed, or over 2 % above the clean run on the same"
+        " batches; excess: loss above the clean run's, summed over the steps.",
         style="dim",
     )
     verdict = "ended better" if result["better"] else "did NOT all end better"
@@ -147,6 +148,21 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextmanager
+def _ending_cleanly() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP unwind like Ctrl-C, so that whatever was started ends too."""
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -256,6 +272,18 @@ def _wait(
 
 def _interventions(address: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "trimtab", "interventions", "--address", address, "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  ours
+    answer = subprocess.run(  # noqa: S603  ours
+        command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S
+    )
+    if answer.returncode != 0:
+        raise DemoError(f"the controller did not list its interventions: {answer.stderr.strip()}")
     found: list[dict[str, Any]] = json.loads(answer.stdout)
     return found
+
+
+def _metrics(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer:  # noqa: S310  ours
+            return bytes(answer.read())
+    except OSError as error:
+        raise DemoError(f"{url}: {error}") from error

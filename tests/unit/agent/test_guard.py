@@ -271,6 +271,28 @@ def test_a_closure_is_not_guarded_and_said_once(caplog: pytest.LogCaptureFixture
     assert guard.observation is None
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_that_a_scaler_has_not_unscaled_are_not_judged(
+    caplog: pytest.LogCaptureFixture, unscaled: bool
+) -> None:
+    model, optimizer, _, guard = small_run()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _, batch in guard.steps(3):
+        loss = loss_of(model, batch)
+        scaler.scale(loss).backward()
+        guard.observe(loss)
+        if unscaled:
+            scaler.unscale_(optimizer)
+        real = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if unscaled:
+            assert guard.observation is not None
+            assert guard.observation.values["grad_norm"] == pytest.approx(real, rel=1e-5)
+    assert ("GradScaler leaves unscaling" in caplog.text) != unscaled
+
+
 def test_restore_points_over_the_budget_are_given_up_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.demo.report import Run, draw, figures, read_run, run_name
+from trimtab.demo.report import Run, draw, figures, read_run, run_name, trailing_medians
 
 
 def run_of(cause: str, losses: dict[int, float], vetoed: tuple[int, ...] = ()) -> Run:
@@ -50,6 +50,13 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
     run = read_run(record, "E", guarded=True)
     assert (run.name, run.validation_loss, len(run.lines)) == ("E-guarded", 2.25, 3)
     assert run_name("H", guarded=False) == "clean"
+
+
+def test_a_smoothed_curve_does_not_rise_before_its_cause() -> None:
+    smooth = trailing_medians([2.0] * 20 + [4.0] * 20)
+    assert smooth[:20] == [2.0] * 20
+    assert smooth[-1] == 4.0
+    assert len(smooth) == 40
 
 
 def test_the_picture_is_a_picture(tmp_path: Path) -> None:

@@ -20,6 +20,24 @@ def test_a_batch_is_the_same_whenever_it_is_asked_for() -> None:
     assert torch.equal(first[0][:, 1:], first[1][:, :-1])
 
 
+def test_no_validation_batch_is_one_that_was_trained_on() -> None:
+    def drawn(inputs: torch.Tensor) -> bytes:
+        return bytes(inputs.flatten().tolist())
+
+    trained = {
+        drawn(workload.training_batch(DATA, "H", seed, index)[0])
+        for seed in range(3)
+        for index in range(320)
+    }
+    validation = {
+        drawn(workload.validation_batch(DATA, index)[0])
+        for index in range(workload.VALIDATION_BATCHES)
+    }
+    assert len(trained) == 3 * 320
+    assert len(validation) == workload.VALIDATION_BATCHES
+    assert not trained & validation
+
+
 @pytest.mark.parametrize(("cause", "foreign"), [("H", []), ("E", [250]), ("B", [*range(250, 258)])])
 def test_only_the_causes_own_batches_differ_from_a_healthy_run(
     cause: str, foreign: list[int]
