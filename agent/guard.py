@@ -331,15 +331,16 @@ class Guard:
         finally:
             self._in_turn = False
         every = self.config.restore_every_steps
-        due = every > 0 and self._step % every == 0 and self._ring.capacity > 0
-        if due and self._position.movable and self.config.restore_budget_bytes > 0:
-            self._ring.save(self._step, self._position.index)
-            if self._ring.capacity == 0:
-                self._ring.points = []
-                self._say(
-                    f"a restore point takes {self._ring.size_bytes} bytes, more than"
-                    " TRIMTAB_RESTORE_BUDGET_BYTES: no rollback from memory"
-                )
+        due = every > 0 and self._step % every == 0 and self._position.movable
+        if (
+            due
+            and self._ring.capacity > 0
+            and not self._ring.save(self._step, self._position.index)
+        ):
+            self._say(
+                f"a restore point takes {self._ring.size_bytes} bytes, more than"
+                " TRIMTAB_RESTORE_BUDGET_BYTES: no rollback from memory"
+            )
 
     def _carry_out(self) -> None:
         directive, self._directive = self._directive, None

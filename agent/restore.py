@@ -39,25 +39,32 @@ class RestoreRing:
 
     @property
     def capacity(self) -> int:
-        """How many points fit the budget; known after the first."""
-        return min(MAX_POINTS, self._budget_bytes // self.size_bytes) if self.size_bytes else 1
+        """How many points fit the budget, as far as the size of one is known."""
+        return min(MAX_POINTS, self._budget_bytes // (self.size_bytes or 1))
 
-    def save(self, step: int, index: int) -> None:
-        """Copy the state as it is now; the oldest point goes when there are too many."""
-        states = {name: _copied(part.state_dict()) for name, part in self._parts.items()}
+    def save(self, step: int, index: int) -> bool:
+        """Copy the state as it is now; return whether the budget has room for a point at all.
+
+        The oldest point goes when there are too many.
+        """
+        states = {name: part.state_dict() for name, part in self._parts.items()}
         self.size_bytes = sum(_size_bytes(state) for state in states.values())
+        if self.capacity == 0:
+            self.points = []
+            return False
         # After a rollback a step comes again, with other batches behind it.
         self.points = [point for point in self.points if point.step < step]
         self.points.append(
             RestorePoint(
                 step=step,
                 index=index,
-                states=states,
+                states={name: _copied(state) for name, state in states.items()},
                 torch_rng=torch.get_rng_state(),
                 python_rng=random.getstate(),
             )
         )
         del self.points[: max(0, len(self.points) - self.capacity)]
+        return True
 
     def steps_before(self, step: float) -> list[int]:
         """Return the steps of the points at or before `step`, newest first."""
