@@ -103,16 +103,45 @@ def test_a_late_table_still_guards_and_its_budget_bounds_the_vetoes() -> None:
 def test_a_table_that_never_renews_expires_and_leaves_the_reflex() -> None:
     job = Job(SKIP_LOUD_LOSS + "expires: 20 steps\n")
     job.calm(100)
-    job.lag = 10_000
-    table = job.tables[-1]
-    assert table is not None
-    job.tables = [table] * 10_000
+    table = job.state.table
+    job.cut_off()
     job.calm(20)
     assert job.verdicts[-1].table_seq == table.seq
     job.step(loss=5.0)
     assert job.verdicts[-1] == Verdict()
     job.step(loss=math.nan)
     assert job.verdicts[-1] == Verdict(kind=VerdictKind.VETO, rule=REFLEX, table_seq=NO_TABLE)
+
+
+def test_one_table_gives_no_more_vetoes_than_its_rules_limit_leaves() -> None:
+    job = Job(SKIP_LOUD_LOSS.replace("100 per 1000", "5 per 1000"))
+    job.calm(100)
+    job.step(loss=9.0)
+    job.step(loss=9.0)
+    job.cut_off()
+    for _ in range(20):
+        job.step(loss=9.0)
+    assert job.vetoes() == [100, 101, 102, 103, 104]
+
+
+def test_one_table_gives_no_more_vetoes_in_all_than_rebaseline_leaves() -> None:
+    job = Job(SKIP_LOUD_LOSS + "rebaseline: 10 steps\n")
+    job.calm(100)
+    for _ in range(4):
+        job.step(loss=9.0)
+    job.cut_off()
+    for _ in range(20):
+        job.step(loss=9.0)
+    assert job.vetoes() == [*range(100, 110)]
+
+
+def test_of_two_rules_that_hold_the_first_vetoes_and_the_second_has_not_missed_it() -> None:
+    second = "  - name: louder\n    when: loss > 3 * median(loss, 16)\n    do: skip_batch\n"
+    job = Job(SKIP_LOUD_LOSS + second)
+    job.calm(100)
+    job.step(loss=9.0)
+    assert [(d.rule, d.seq) for d in job.decisions()] == [("loud-loss", 100)]
+    assert set(job.outcomes().values()) == {Outcome.PENDING}
 
 
 def test_the_limit_of_a_rule_is_never_exceeded() -> None:
