@@ -125,13 +125,14 @@ def armed_veto(rank: int, folder: Path) -> dict[str, Any]:
     """Batch 50 is loud on rank 1 alone: the leader's table vetoes it on every rank."""
     model, optimizer, scheduler, guard = small_run(loader=lambda index: index)
     controller = with_controller(guard, BAD_BATCH) if rank == 0 else None
-    vetoed, losses = [], []
+    vetoed, losses, norms = [], [], []
     for _, index in guard.steps(60):
         loud = 20.0 if index == 50 and rank == 1 else 1.0
         loss = loss_of(model, batch_of(index, rank, loud))
         loss.backward()
         guard.observe(loss)
         before = snapshot_of(model, optimizer)
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
         optimizer.step()
         if snapshot_of(model, optimizer) == before:
             vetoed.append(index)
@@ -139,8 +140,9 @@ def armed_veto(rank: int, folder: Path) -> dict[str, Any]:
         optimizer.zero_grad()
         assert guard.observation is not None
         losses.append(guard.observation.values["loss"])
+        norms.append(guard.observation.values["grad_norm"] / norm)
     mismatches = controller.state.counts["verdict_mismatch",] if controller else 0
-    return {"vetoed": vetoed, "losses": losses, "mismatches": mismatches}
+    return {"vetoed": vetoed, "losses": losses, "norms": norms, "mismatches": mismatches}
 
 
 def broken_probe_on_one_rank(rank: int, folder: Path) -> dict[str, Any]:

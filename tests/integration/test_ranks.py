@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jobs
+import pytest
 
 
 def test_nan_on_one_rank_leaves_every_byte_on_all_ranks(tmp_path: Path) -> None:
@@ -17,6 +18,7 @@ def test_the_leaders_verdict_holds_on_all_ranks(tmp_path: Path) -> None:
     first, second = jobs.spawn(jobs.armed_veto, 2, tmp_path)
     assert first["vetoed"] == second["vetoed"] == [50]
     assert first["losses"] == second["losses"]
+    assert first["norms"] == pytest.approx([1.0] * 60, rel=1e-6)  # replicas count once
     assert first["mismatches"] == 0
 
 

@@ -81,6 +81,10 @@ def test_the_version_is_that_of_the_text() -> None:
         (("skip_batch", "3"), "p.yaml:5:9: needs actions; there are: skip_batch, scale_lr"),
         (("name: loud", "name: Loud Rule"), "p.yaml:3:11: a name is kebab-case"),
         (("name: loud", "name: reflex"), "p.yaml:3:11: name 'reflex' is built in"),
+        (
+            ("rules:", "rules:\n  - {name: loud, when: lr > 3, do: alert}"),
+            "p.yaml:4:11: name 'loud' stands twice",
+        ),
         (("name: loud", "name: 3"), "p.yaml:3:11: input should be a valid string"),
         (("version: 1", "version: 2"), "p.yaml:1:10: input should be 1"),
         (("version: 1\n", ""), "p.yaml:1:1: key 'version' is missing"),
