@@ -105,7 +105,7 @@ def serve(policy: Path, store: str, **options: Any) -> None:
     help="B: eight foreign batches, D: an LR jump, E: one foreign batch.",
 )
 @click.option("--seed", default=0, show_default=True)
-@click.option("--steps", default=320, show_default=True, type=click.IntRange(min=300))
+@click.option("--steps", default=300, show_default=True, type=click.IntRange(min=270))
 @click.option("--hold", is_flag=True, help="Keep the controller and /metrics up until Ctrl-C.")
 @json_option
 def demo(out: Path, causes: tuple[str, ...], **options: Any) -> None:

@@ -25,7 +25,7 @@ TIMEOUT_S = 600
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_guarded_runs_end_better_and_every_witness_tells_the_same(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "trimtab", "demo", "--hold", "--steps", "300"]
+    command = [sys.executable, "-m", "trimtab", "demo", "--hold", "--steps", "270"]
     printed = tmp_path / "printed.txt"
     with printed.open("wb") as output:
         demo = subprocess.Popen(
