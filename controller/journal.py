@@ -53,16 +53,25 @@ events = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("timestamp_s", sa.Float, nullable=False),
 )
+
+
+def _what_and_when() -> list[sa.Column[Any]]:
+    """Return the columns that tell a decision, and what became of it, apart."""
+    return [
+        sa.Column("run", sa.Text, primary_key=True),
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("seq", sa.BigInteger, nullable=False),
+        sa.Column("step", sa.BigInteger, nullable=False),
+        sa.Column("rule", sa.Text, nullable=False),
+        sa.Column("action", sa.Text, nullable=False),
+    ]
+
+
 decisions = sa.Table(
     "decisions",
     metadata,
-    sa.Column("run", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("step", sa.BigInteger, nullable=False),
-    sa.Column("rule", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
+    *_what_and_when(),
     sa.Column("mode", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
     sa.Column("evidence", sa.Text, nullable=False),
@@ -72,13 +81,7 @@ decisions = sa.Table(
 interventions = sa.Table(
     "interventions",
     metadata,
-    sa.Column("run", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("step", sa.BigInteger, nullable=False),
-    sa.Column("rule", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
+    *_what_and_when(),
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("outcome_seq", sa.BigInteger, nullable=False),
     sa.Column("detail", sa.Text, nullable=False),

@@ -164,38 +164,28 @@ def _decision(
 
 
 def intervened(
-    state: State, decision: Decision, outcome: Outcome = Outcome.PENDING, detail: str = ""
+    state: State,
+    cause: Decision | Directive,
+    outcome: Outcome = Outcome.PENDING,
+    detail: str = "",
+    *,
+    known_seq: int | None = None,
 ) -> Intervention:
-    """Return the intervention that a decision became."""
+    """Return, and count, the intervention that a decision or a directive became.
+
+    Its outcome is known at `known_seq`; by default on the very step of the decision.
+    """
     return counted(
         state,
         Intervention(
-            id=decision.id,
-            epoch=decision.epoch,
-            seq=decision.seq,
-            step=decision.step,
-            rule=decision.rule,
-            action=decision.action,
+            id=cause.id,
+            epoch=cause.epoch,
+            seq=cause.seq,
+            step=cause.step,
+            rule=cause.rule,
+            action=cause.action,
             outcome=outcome,
-            outcome_seq=decision.seq,
-            detail=detail,
-        ),
-    )
-
-
-def closed(state: State, directive: Directive, outcome: Outcome, detail: str) -> Intervention:
-    """Return the intervention that a directive became, by the job's ack or for want of one."""
-    return counted(
-        state,
-        Intervention(
-            id=directive.id,
-            epoch=directive.epoch,
-            seq=directive.seq,
-            step=directive.step,
-            rule=directive.rule,
-            action=directive.action,
-            outcome=outcome,
-            outcome_seq=state.seq,
+            outcome_seq=cause.seq if known_seq is None else known_seq,
             detail=detail,
         ),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from trimtab.controller.engine.arbiter import closed, counted, decide, watched
+from trimtab.controller.engine.arbiter import counted, decide, intervened, watched
 from trimtab.controller.engine.model import (
     Ack,
     Action,
@@ -56,7 +56,13 @@ def _register(state: State, event: Registered) -> Outputs:
     if event.epoch <= state.epoch:
         return Outputs(table=state.table)
     records = tuple(
-        closed(state, directive, Outcome.FAILED, "the job restarted before it answered")
+        intervened(
+            state,
+            directive,
+            Outcome.FAILED,
+            "the job restarted before it answered",
+            known_seq=state.seq,
+        )
         for directive in state.outstanding.values()
     )
     state.outstanding = {}
@@ -103,7 +109,7 @@ def _acknowledge(state: State, ack: Ack) -> Outputs:
     directive = state.outstanding.pop(ack.id, None)
     if directive is None:  # answered before
         return Outputs()
-    record = closed(state, directive, ack.outcome, ack.detail)
+    record = intervened(state, directive, ack.outcome, ack.detail, known_seq=state.seq)
     if ack.outcome is Outcome.PENDING:
         rule = state.rule(directive.rule)
         watched(state, record, rule.recover_within_steps if rule else 0)
