@@ -1,5 +1,6 @@
 """`trimtab serve`: starts or joins Ray, brings up the gateway and /metrics, stops them again."""
 
+import hashlib
 import json
 import logging
 import os
@@ -59,7 +60,10 @@ def serve(config: ServeConfig, started: Callable[[str, str], None]) -> None:
     policy = load_policy(config.policy)
     folder = tempfile.mkdtemp(prefix="trimtab-")
     try:
-        _start_ray(config, folder)
+        # A store is one controller's: on a shared cluster its actors are told apart by it.
+        namespace = "trimtab-" + hashlib.sha256(config.store.encode()).hexdigest()[:12]
+        _start_ray(config, namespace, folder)
+        _end_actors(namespace)  # of a former life that was killed
         gateway: Any = (
             ray.remote(Gateway)
             .options(num_cpus=0, max_concurrency=1000, lifetime="detached", name="gateway")
@@ -81,13 +85,14 @@ def serve(config: ServeConfig, started: Callable[[str, str], None]) -> None:
         stopping.wait()
         stop_metrics()
         _stop(gateway)
+        _end_actors(namespace)
     finally:
         if ray.is_initialized():
             ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_ray(config: ServeConfig, folder: str) -> None:
+def _start_ray(config: ServeConfig, namespace: str, folder: str) -> None:
     local: dict[str, Any] = {}
     if config.ray_address == "local":
         local = {
@@ -100,7 +105,7 @@ def _start_ray(config: ServeConfig, folder: str) -> None:
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # actors' lines go to log files
     ray.init(
         address=config.ray_address,
-        namespace="trimtab",
+        namespace=namespace,
         log_to_driver=True,
         logging_level=logging.WARNING,
         **local,
@@ -112,9 +117,13 @@ def _stop(gateway: Any) -> None:
         ray.get(gateway.stop.remote(), timeout=STOP_TIMEOUT_S)
     except ray.exceptions.RayError as error:
         log.warning("the gateway did not stop in time: %s", error)
+
+
+def _end_actors(namespace: str) -> None:
+    """Kill our detached actors, and nobody else's: the cluster may be shared."""
     for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == "trimtab":
-            ray.kill(ray.get_actor(entry["name"], namespace="trimtab"))
+        if entry["namespace"] == namespace:
+            ray.kill(ray.get_actor(entry["name"], namespace=namespace))
 
 
 def _tell(path: Path | None, ready: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 90.0
+
+RAY_FOLDER = re.compile(r"/tmp/trimtab-\w+")
+"""Where a controller's own Ray keeps its files, as on its processes' command lines."""
 
 
 def wait_for(what: str, done: Callable[[], Any], timeout_s: float = 20.0) -> Any:
@@ -28,8 +32,9 @@ def wait_for(what: str, done: Callable[[], Any], timeout_s: float = 20.0) -> Any
 class Served:
     """One controller; start() again after a stop() or kill() takes the same port and store."""
 
-    def __init__(self, folder: Path, policy: str) -> None:
+    def __init__(self, folder: Path, policy: str, ray_address: str = "local") -> None:
         self.folder = folder
+        self.ray_address = ray_address
         self.policy = folder / "policy.yaml"
         self.policy.write_text(policy)
         self.store = folder / "journal.db"
@@ -43,8 +48,7 @@ class Served:
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "trimtab", "serve", "--policy", str(self.policy)]
         command += ["--port", str(self.port), "--metrics-port", "0", "--store", str(self.store)]
-        command += ["--ready-file", str(ready)]
-        folders = set(Path("/tmp").glob("trimtab-*"))
+        command += ["--ready-file", str(ready), "--ray-address", self.ray_address]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -58,7 +62,6 @@ class Served:
         addresses = json.loads(ready.read_text())
         self.address, self.metrics = addresses["address"], addresses["metrics"]
         self.port = int(self.address.rsplit(":", 1)[1])
-        self.ray_folders = set(Path("/tmp").glob("trimtab-*")) - folders
 
     def stop(self) -> int:
         """Ask it to stop, as a person or a supervisor would; return the exit code."""
@@ -68,13 +71,14 @@ class Served:
     def kill(self) -> None:
         """Let it die without a word, and with it what holds its port."""
         family = self.descendants()
+        folders = {found for pid in family for found in RAY_FOLDER.findall(title(pid))}
         actors = [pid for pid in family if "ray::Gateway" in title(pid) or "RunActor" in title(pid)]
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
         wait_for("the actors end with the controller", lambda: not any(map(alive, actors)))
         for pid in filter(alive, family):  # Ray's own agents outlive a killed raylet for a while
             os.kill(pid, signal.SIGKILL)
-        for folder in self.ray_folders:
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def descendants(self) -> list[int]:

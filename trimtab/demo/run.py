@@ -4,6 +4,7 @@ Called by `trimtab demo`.  Everything it starts, it stops; everything it writes 
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -91,7 +92,12 @@ def _result(
         ],
         "interventions": interventions,
         "picture": str(picture),
-        "better": all(losses[c, True] < losses[c, False] for c, guarded in losses if guarded),
+        # An unguarded run that ended in NaN is worse than any number.
+        "better": all(
+            math.isfinite(losses[cause, True]) and not losses[cause, False] <= losses[cause, True]
+            for cause, guarded in losses
+            if guarded
+        ),
     }
 
 
@@ -272,9 +278,12 @@ def _wait(
 
 def _interventions(address: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "trimtab", "interventions", "--address", address, "--json"]
-    answer = subprocess.run(  # noqa: S603  ours
-        command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S
-    )
+    try:
+        answer = subprocess.run(  # noqa: S603  ours
+            command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DemoError(str(error)) from error
     if answer.returncode != 0:
         raise DemoError(f"the controller did not list its interventions: {answer.stderr.strip()}")
     found: list[dict[str, Any]] = json.loads(answer.stdout)
