@@ -103,7 +103,7 @@ def _result(
 
 def _print(console: Console, result: dict[str, Any], out: Path) -> None:
     table = Table(title="How the runs ended")
-    for heading in ("run", "cause", "end loss", "worst loss", "steps lost", "excess"):
+    for heading in ("run", "cause", "end loss", "worst", "steps lost", "excess"):
         table.add_column(heading, justify="left" if heading in ("run", "cause") else "right")
     for row in result["runs"]:
         table.add_row(
@@ -123,7 +123,7 @@ def _print(console: Console, result: dict[str, Any], out: Path) -> None:
         acted.add_row(*(str(entry[key]) for key in keys))
     console.print(acted)
     console.print(
-        "end loss: after the last step, on fixed batches of the same text; worst loss: on training"
+        "end loss: after the last step, on fixed batches of the text; worst: highest on training"
         " text from the cause on; steps lost: vetoed, or over 2 % above the clean run on the same"
         " batches; excess: loss above the clean run's, summed over the steps.",
         style="dim",

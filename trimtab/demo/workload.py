@@ -27,7 +27,7 @@ CAUSES = {
     "B": "a pocket of eight foreign batches",
     "D": "an LR jump",
     "E": "one foreign batch",
-    "H": "nothing: a healthy run",
+    "H": "nothing",
 }
 
 VALIDATION_BATCHES = 32
