@@ -82,7 +82,8 @@ class RunActor(rpc.SteeringServicer):
         self._journal_errors = 0
         self._late_steps = 0
         self._unarmed_steps = 0
-        if self._state.policy.version != self._policy.version:
+        # The first policy too: a replay under a later one must not judge the past by it.
+        if self._state.epoch < 0 or self._state.policy.version != self._policy.version:
             self._state = adopt(self._state, self._policy)
             self._remember(self._policy.version, Outputs())
 
