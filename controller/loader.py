@@ -109,12 +109,13 @@ def _near(word: str, words: list[str]) -> str:
 
 def _count(unit: str, least: int) -> Callable[[Any], int]:
     """Return a reader of `20 steps`, `20` or `"20"`."""
+    plural = unit + ("es" if unit.endswith("ch") else "s")
 
     def read(value: Any) -> int:
-        found = re.fullmatch(rf"(\d+)(?: {unit}s?)?", str(value).strip())
+        found = re.fullmatch(rf"(\d+)(?: (?:{unit}|{plural}))?", str(value).strip())
         if isinstance(value, bool) or found is None or int(found[1]) < least:
             raise ValueError(
-                f"{value!r} is no number of {unit}s, such as `20 {unit}s`, from {least} up"
+                f"{value!r} is no number of {plural}, such as `20 {plural}`, from {least} up"
             )
         return int(found[1])
 
@@ -275,13 +276,13 @@ def _named(document: Document, do: Any, at: Place) -> Iterator[tuple[str, Any, P
         document.at(at, f"needs actions; there are: {', '.join(Action)}")
 
 
-_ARGUMENTS: dict[Action, dict[str, str]] = {
+_ARGUMENTS: dict[Action, dict[str, Callable[[Any], int] | None]] = {
     Action.SKIP_BATCH: {},
     Action.ALERT: {},
-    Action.SCALE_LR: {"by": "", "over": "step"},
-    Action.ROLLBACK: {"skip": "batch", "soak": "step"},
+    Action.SCALE_LR: {"by": None, "over": _count("step", 1)},
+    Action.ROLLBACK: {"skip": _count("batch", 0), "soak": _count("step", 1)},
 }
-"""Arguments of each action: the unit of a count, or "" for an expression."""
+"""Arguments of each action: what reads a count, or None for an expression."""
 
 _NO_END, _SKIP_BATCHES, _SOAK_STEPS = 0.0, 100.0, 20.0
 
@@ -296,27 +297,14 @@ def _arguments(document: Document, action: Action, given: Any, at: Place) -> dic
         if key not in known:
             hint = _near(key, list(known)) if known else f"{action} takes none"
             document.report(document.keys[(*at, key)], f"unknown argument {key!r} ({hint})")
-        elif not known[key]:
+        elif (read := known[key]) is None:
             result[key] = _expression(document, value, (*at, key), condition=False)
         else:
             try:
-                result[key] = Constant(float(_count_of(known[key])(value)))
+                result[key] = Constant(float(read(value)))
             except ValueError as error:
                 document.at((*at, key), str(error))
     return _completed(document, action, result, at)
-
-
-def _count_of(unit: str) -> Callable[[Any], int]:
-    if unit == "step":
-        return _count("step", 1)
-
-    def read(value: Any) -> int:
-        found = re.fullmatch(r"(\d+)(?: batch(?:es)?)?", str(value).strip())
-        if isinstance(value, bool) or found is None:
-            raise ValueError(f"{value!r} is no number of batches, such as `100 batches`")
-        return int(found[1])
-
-    return read
 
 
 def _completed(

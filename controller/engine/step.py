@@ -82,6 +82,7 @@ def _observe(state: State, seen: Observation) -> Outputs:
         state.refold()
     if seen.lr_factor != state.lr_factor:
         _forget_lr_scale(state)
+        state.refold()
     _audit(state, seen)
 
     healthy = finite(seen.values.values())
@@ -131,7 +132,7 @@ def _matches(state: State, rule: Rule, seen: Observation) -> bool:
 def _audit(state: State, seen: Observation) -> None:
     """Count a verdict that is not what the table it names says: the proof that both sides agree."""
     table = state.table
-    if table is None or table.seq != seen.verdict.table_seq or seen.seq != table.seq + 1:
+    if table.seq != seen.verdict.table_seq or seen.seq != table.seq + 1:
         return
     if state.revised:  # the job may have judged by the table before or after the ack
         return
@@ -143,7 +144,6 @@ def _audit(state: State, seen: Observation) -> None:
 def _forget_lr_scale(state: State) -> None:
     for signal in SCALED_BY_LR & state.series.keys():
         state.series[signal].refill([], [])
-    state.refold()
 
 
 def _outcomes(state: State, seen: Observation) -> Iterator[Record]:
