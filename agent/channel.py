@@ -17,7 +17,7 @@ import grpc
 import tenacity
 
 import trimtab
-from trimtab.controller.engine.model import Ack, ArmedTable, Directive, Observation
+from trimtab.controller.engine.model import Ack, ArmedTable, Directive, Layout, Observation
 from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import trimtab_pb2_grpc as rpc
 from trimtab.protos import wire
@@ -45,7 +45,7 @@ class JobDescription:
 
     run: str
     world_size: int
-    signals: tuple[str, ...]
+    layout: Layout
     optimizer: str
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -117,7 +117,9 @@ class Channel:
                     run=self._job.run,
                     session=self._job.session,
                     world_size=self._job.world_size,
-                    signals=self._job.signals,
+                    signals=self._job.layout.signals,
+                    layer_groups=self._job.layout.layer_groups,
+                    layer_signals=self._job.layout.layer_signals,
                     optimizer=self._job.optimizer,
                     agent_version=trimtab.__version__,
                 ),
@@ -158,14 +160,14 @@ class Channel:
             if isinstance(message, Ack):
                 yield pb.AgentMessage(ack=wire.pb_from_ack(message))
             else:
-                observation = wire.pb_from_observation(message, self._job.signals)
+                observation = wire.pb_from_observation(message, self._job.layout)
                 yield pb.AgentMessage(observation=observation)
 
     def _receive(self, message: pb.ControllerMessage) -> None:
         if message.HasField("directive"):
             self.directives.append(wire.directive_from_pb(message.directive))
             return
-        self.table = wire.table_from_pb(message.table)
+        self.table = wire.table_from_pb(message.table, self.table)
         with self._changed:
             while self._sent and self._sent[0].seq <= message.table.durable_seq:
                 self._sent.popleft()

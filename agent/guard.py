@@ -7,6 +7,7 @@ raises into the training loop, and every rank takes part in every collective, wh
 
 import logging
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +23,14 @@ from trimtab.agent.probe import SUMS, probe_for
 from trimtab.agent.ranks import Ranks
 from trimtab.agent.restore import RestoreRing
 from trimtab.controller.engine.model import (
+    DECLARED,
     NO_TABLE,
     Ack,
     Action,
     ArmedTable,
+    Change,
     Directive,
+    Layout,
     Observation,
     Outcome,
     Verdict,
@@ -37,6 +41,12 @@ from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import wire
 
 log = logging.getLogger(__name__)
+
+STOPPED_KEPT = 1000
+"""Vetoes and clips remembered against the budgets of tables that do not know of them yet."""
+
+DECLARED_KEPT = 64
+"""Declared changes remembered for tables that do not know of them yet."""
 
 _EXPIRED = "the armed table has expired: only the reflex guards (non-finite values)"
 
@@ -92,10 +102,11 @@ class Guard:
         )
         self._step, self._seq = 0, 0
         self._stepped, self._in_turn = True, False
+        self._scale = 1.0
         self._loss_sum: Tensor | float = 0.0
         self._losses = 0
-        self._spent: dict[str, int] = {}
-        self._spent_of: tuple[int, int] = (NO_TABLE, NO_TABLE)
+        self._stopped: deque[tuple[int, str]] = deque(maxlen=STOPPED_KEPT)
+        self._declared: list[tuple[int, Change]] = []
         self._directive: Directive | None = None
         self._answered: dict[str, Ack] = {}
         self._said: set[str] = set()
@@ -136,6 +147,19 @@ class Guard:
         self._loss_sum = self._loss_sum + (loss.detach() if isinstance(loss, Tensor) else loss)
         self._losses += 1
 
+    def declare(self, change: str) -> None:
+        """Say that the next step differs by intention, so that it is not taken for a spike.
+
+        To be called on every rank, or at least on the leader, before the step.
+
+        Args:
+            change: "lr_schedule" (such as a warm restart), "batch_size" or "data_mix".
+        """
+        if change not in DECLARED:
+            self._say(f"declare({change!r}) is none of {', '.join(DECLARED)}; nothing is declared")
+            return
+        self._declared = [*self._declared[1 - DECLARED_KEPT :], (self._seq, Change(change))]
+
     def close(self) -> None:
         """Take the hooks off and hang up.  Safe to call again."""
         for hook in self._hooks:
@@ -156,7 +180,7 @@ class Guard:
         job = JobDescription(
             run=self.config.run,
             world_size=self._ranks.size,
-            signals=self._probe.signals,
+            layout=Layout(signals=self._probe.signals),
             optimizer=type(self._optimizer).__name__,
         )
         return Channel(self.config.address, job)
@@ -190,7 +214,7 @@ class Guard:
             self.close()
             return
         self._guarded("judging a step", lambda: self._act(sums, factor, payload, table_seq))
-        self._lr_factor.apply(factor)
+        self._lr_factor.apply(factor * self._scale)
 
     def _measure(self, factor: float) -> Tensor:
         """Return this rank's share of the job's sums; a failed one says so in its last place."""
@@ -228,6 +252,8 @@ class Guard:
         verdict = self._heard(payload, table_seq)
         if verdict.kind is VerdictKind.VETO:
             self._veto.arm()
+        elif verdict.kind is VerdictKind.SCALE:
+            self._scale = verdict.scale
         values = self._values(sums, factor)
         if not values:
             return
@@ -237,6 +263,7 @@ class Guard:
             values=values,
             verdict=verdict,
             lr_factor=factor,
+            declared=tuple(change for seq, change in self._declared if seq == self._seq),
             batch=self._position.index - 1 if self._position.index else None,
         )
         if self._channel is not None:
@@ -266,12 +293,18 @@ class Guard:
     def _verdict(self, values: dict[str, float], factor: float) -> Verdict:
         """Judge the step by the newest table.  On the leader."""
         table = self._table()
-        name = (table.epoch, table.seq) if table is not None else (NO_TABLE, NO_TABLE)
-        if name != self._spent_of:
-            self._spent, self._spent_of = {}, name
-        verdict = judge(table, values, seq=self._seq, lr_factor=factor, spent=self._spent)
-        if verdict.kind is VerdictKind.VETO:
-            self._spent[verdict.rule] = self._spent.get(verdict.rule, 0) + 1
+        since = table.seq if table is not None else self._seq
+        verdict = judge(
+            table,
+            values,
+            {},
+            seq=self._seq,
+            lr_factor=factor,
+            spent=Counter(rule for seq, rule in self._stopped if seq > since),
+            declared={change for seq, change in self._declared if seq > since},
+        )
+        if verdict.kind is not VerdictKind.APPLY:
+            self._stopped.append((self._seq, verdict.rule))
         return verdict
 
     def _table(self) -> ArmedTable | None:
@@ -322,6 +355,7 @@ class Guard:
     def _put_back(self) -> None:
         self._veto.disarm()
         self._lr_factor.undo()
+        self._scale = 1.0
 
     def _between_steps(self) -> None:
         """Carry out a directive, then take a restore point if one is due.  On all ranks."""

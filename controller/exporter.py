@@ -7,6 +7,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trimtab.controller.engine.episode import EpisodeKind
 from trimtab.controller.engine.model import REFLEX, Action, Mode, Outcome
 from trimtab.controller.engine.rule import Phase
 from trimtab.controller.engine.signals import SIGNALS
@@ -48,10 +49,10 @@ _METRIC_OF = {"nonfinite_count": "trimtab_nonfinite_gradient_elements"}
 
 
 def _signals(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
-    for signal, meaning in SIGNALS.items():
+    for signal, info in SIGNALS.items():
         family = GaugeMetricFamily(
             _METRIC_OF.get(signal, f"trimtab_{signal}"),
-            meaning[0].upper() + meaning[1:] + ".",
+            info.meaning[0].upper() + info.meaning[1:] + ".",
             labels=["run"],
         )
         for status in statuses:
@@ -73,7 +74,7 @@ _COUNTERS = {
     "late_steps": "Steps judged by a table older than the step before.",
     "unarmed_steps": "Steps judged without a table, by the reflex alone.",
     "verdict_mismatches": "Verdicts that the job's table does not give; 0 unless there is a bug.",
-    "rebaselines": "New levels accepted after a long run of flagged steps.",
+    "rebaselines": "New levels accepted after a long run of flagged values.",
 }
 
 
@@ -131,6 +132,35 @@ def _counters(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
                     count = counts.get(("outcome", rule, action, outcome.value), 0)
                     ended.add_metric([run, rule, action, outcome.value], count)
     yield from (decided, intervened, ended)
+    yield from _rule_counters(statuses)
+
+
+def _rule_counters(statuses: list[dict[str, Any]]) -> Iterator[Metric]:
+    climbs = CounterMetricFamily(
+        "trimtab_ladder_climbs", "Times a rule's ladder went up a rung.", labels=["run", "rule"]
+    )
+    over_budget = CounterMetricFamily(
+        "trimtab_over_budget",
+        "Matches that were not acted on: the run's budget or the cause's was spent.",
+        labels=["run", "rule"],
+    )
+    inactive = GaugeMetricFamily(
+        "trimtab_rule_inactive",
+        "1 for a rule that needs a signal which the job does not measure.",
+        labels=["run", "rule"],
+    )
+    episodes = CounterMetricFamily(
+        "trimtab_episodes", "Instabilities that ended, by kind.", labels=["run", "kind"]
+    )
+    for status in statuses:
+        run, counts = status["run"], status["counts"]
+        for rule in status["phases"]:
+            climbs.add_metric([run, rule], counts.get(("climb", rule), 0))
+            over_budget.add_metric([run, rule], counts.get(("over_budget", rule), 0))
+            inactive.add_metric([run, rule], float(rule in status["inactive"]))
+        for kind in EpisodeKind:
+            episodes.add_metric([run, kind.value], counts.get(("episode", kind.value), 0))
+    yield from (climbs, over_budget, inactive, episodes)
 
 
 def _phases(statuses: list[dict[str, Any]]) -> Metric:

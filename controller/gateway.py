@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import ray
 
+from trimtab.controller.engine.model import Layout
 from trimtab.controller.journal import Journal
 from trimtab.controller.run_actor import SERVER_OPTIONS, RunActor, log_to_stderr
 from trimtab.protos import trimtab_pb2 as pb
@@ -76,7 +77,14 @@ class Gateway(rpc.GatewayServicer):
                 f"run {request.run!r} is no name: letters, digits and . _ : / - , at most 128",
             )
         epoch, address, version = await self._actor(request.run).register.remote(
-            request.session, request.world_size, request.optimizer, tuple(request.signals)
+            request.session,
+            request.world_size,
+            request.optimizer,
+            Layout(
+                signals=tuple(request.signals),
+                layer_groups=tuple(request.layer_groups),
+                layer_signals=tuple(request.layer_signals),
+            ),
         )
         log.info("run=%s registered epoch=%d at %s", request.run, epoch, address)
         return pb.RegisterResponse(epoch=epoch, address=address, policy_version=version)
@@ -121,6 +129,9 @@ class Gateway(rpc.GatewayServicer):
                     detail=row["detail"],
                     evidence=json.loads(row["evidence"] or "[]"),
                     arguments=json.loads(row["arguments"] or "{}"),
+                    options=json.loads(row["options"] or "{}"),
+                    layers=json.loads(row["layers"] or "[]"),
+                    close=json.loads(row["close"] or "[]"),
                 )
                 for row in rows
             ]

@@ -14,9 +14,13 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from trimtab.controller.engine.model import (
     Ack,
+    Change,
+    Climbed,
     Decision,
     Event,
+    Graded,
     Intervention,
+    Layout,
     Observation,
     Outcome,
     Rebaselined,
@@ -74,7 +78,12 @@ decisions = sa.Table(
     *_what_and_when(),
     sa.Column("mode", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
+    sa.Column("options", sa.Text, nullable=False),
     sa.Column("evidence", sa.Text, nullable=False),
+    sa.Column("layers", sa.Text, nullable=False),
+    sa.Column("close", sa.Text, nullable=False),
+    sa.Column("rung", sa.Integer, nullable=False),
+    sa.Column("labels", sa.Text, nullable=False),
     sa.Column("summary", sa.Text, nullable=False),
     sa.Column("timestamp_s", sa.Float, nullable=False),
 )
@@ -92,8 +101,39 @@ rebaselines = sa.Table(
     sa.Column("run", sa.Text, primary_key=True),
     sa.Column("epoch", sa.BigInteger, primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("signal", sa.Text, primary_key=True),
     sa.Column("step", sa.BigInteger, nullable=False),
     sa.Column("flagged_steps", sa.BigInteger, nullable=False),
+)
+climbs = sa.Table(
+    "climbs",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("run", sa.Text, nullable=False, index=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("rung", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+episodes = sa.Table(
+    "episodes",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("run", sa.Text, nullable=False, index=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("onset_step", sa.BigInteger, nullable=False),
+    sa.Column("peak_step", sa.BigInteger, nullable=False),
+    sa.Column("end_step", sa.BigInteger, nullable=False),
+    sa.Column("peak", sa.Float),
+    sa.Column("level_before", sa.Float),
+    sa.Column("level_after", sa.Float),
+    sa.Column("steps_lost", sa.BigInteger, nullable=False),
+    sa.Column("leads", sa.Text, nullable=False),
+    sa.Column("datasets", sa.Text, nullable=False),
 )
 snapshots = sa.Table(
     "snapshots",
@@ -210,7 +250,12 @@ class Journal:
             (decisions.c.run == interventions.c.run) & (decisions.c.id == interventions.c.id),
         )
         query = sa.select(
-            interventions, decisions.c.evidence, decisions.c.arguments, decisions.c.timestamp_s
+            interventions,
+            *(
+                decisions.c[name]
+                for name in ("evidence", "arguments", "options", "layers", "close")
+            ),
+            decisions.c.timestamp_s,
         ).select_from(joined)
         if run:
             query = query.where(interventions.c.run == run)
@@ -255,9 +300,17 @@ def _event_from_row(kind: str, body: dict[str, Any]) -> Event | str:
             return str(body["version"])
         case "observation":
             verdict = body["verdict"] | {"kind": VerdictKind(body["verdict"]["kind"])}
-            return Observation(**(body | {"verdict": Verdict(**verdict)}))
+            return Observation(
+                **body
+                | {
+                    "verdict": Verdict(**verdict),
+                    "vectors": {name: tuple(v) for name, v in body["vectors"].items()},
+                    "declared": tuple(map(Change, body["declared"])),
+                }
+            )
         case "registered":
-            return Registered(epoch=body["epoch"], signals=tuple(body["signals"]))
+            layout = {name: tuple(names) for name, names in body["layout"].items()}
+            return Registered(epoch=body["epoch"], layout=Layout(**layout))
         case "ack":
             return Ack(**(body | {"outcome": Outcome(body["outcome"])}))
     raise ValueError(f"unknown kind of event {kind!r} in the journal")
@@ -266,11 +319,9 @@ def _event_from_row(kind: str, body: dict[str, Any]) -> Event | str:
 def _write_record(connection: Connection, run: str, record: Record, timestamp_s: float) -> None:
     match record:
         case Decision():
-            row = asdict(record) | {
-                "arguments": json.dumps(dict(record.arguments)),
-                "evidence": json.dumps(record.evidence),
-                "timestamp_s": timestamp_s,
-            }
+            row = asdict(record) | {"timestamp_s": timestamp_s}
+            for name in ("arguments", "options", "evidence", "layers", "close", "labels"):
+                row[name] = json.dumps(row[name])
             connection.execute(decisions.insert().values(run=run, **row))
         case Intervention():
             row = asdict(record)
@@ -279,5 +330,12 @@ def _write_record(connection: Connection, run: str, record: Record, timestamp_s:
                 connection.execute(interventions.insert().values(run=run, **row))
         case Rebaselined():
             connection.execute(rebaselines.insert().values(run=run, **asdict(record)))
+        case Climbed():
+            connection.execute(climbs.insert().values(run=run, **asdict(record)))
+        case Graded():
+            row = asdict(record.episode)
+            row |= {name: json.dumps(row[name]) for name in ("leads", "datasets")}
+            row |= {"epoch": record.epoch, "seq": record.seq}
+            connection.execute(episodes.insert().values(run=run, **row))
         case _:
             assert_never(record)

@@ -9,21 +9,27 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import sqlalchemy.exc
 
+from trimtab.controller.engine import sketch
 from trimtab.controller.engine.model import (
+    Climbed,
     Decision,
     Directive,
     Event,
     Intervention,
+    Layout,
     Observation,
+    Rebaselined,
     Record,
     Registered,
 )
-from trimtab.controller.engine.state import State, adopt, restore, snapshot
+from trimtab.controller.engine.snapshot import adopt, restore, snapshot
+from trimtab.controller.engine.state import State
 from trimtab.controller.engine.step import Outputs, step
 from trimtab.controller.journal import Entry, Journal
 from trimtab.controller.loader import parse_policy
@@ -88,7 +94,7 @@ class RunActor(rpc.SteeringServicer):
             self._remember(self._policy.version, Outputs())
 
     async def register(
-        self, session: str, world_size: int, optimizer: str, signals: tuple[str, ...]
+        self, session: str, world_size: int, optimizer: str, layout: Layout
     ) -> tuple[int, str, str]:
         """Return a session's epoch, the address of the run's server and the policy version."""
         await self._start()
@@ -96,17 +102,16 @@ class RunActor(rpc.SteeringServicer):
             self._journal.epoch_of, self._run, session, world_size, optimizer
         )
         if epoch > self._state.epoch:
-            self._move(Registered(epoch=epoch, signals=signals))
+            self._move(Registered(epoch=epoch, layout=layout))
             await self._write()
             self._durable_seq = -1
-        for rule in self._policy.rules:
-            if missing := self._policy.missing(rule, frozenset(signals)):
-                log.warning(
-                    "run=%s rule=%s is inactive: the job does not measure %s",
-                    self._run,
-                    rule.name,
-                    ", ".join(sorted(missing)),
-                )
+        for rule, missing in self._state.inactive.items():
+            log.warning(
+                "run=%s rule=%s is inactive: the job does not measure %s",
+                self._run,
+                rule,
+                ", ".join(sorted(missing)),
+            )
         return epoch, self._address, self._policy.version
 
     async def status(self) -> dict[str, Any]:
@@ -124,7 +129,9 @@ class RunActor(rpc.SteeringServicer):
                 rule.name: state.rules[rule.name].phase(rule, state.tick).value
                 for rule in state.policy.rules
             },
-            "actions": [(r.name, c.action.value) for r in state.policy.rules for c in r.do],
+            "actions": sorted({(r.name, c.action.value) for r, _, c in state.policy.calls()}),
+            "inactive": {rule: sorted(missing) for rule, missing in state.inactive.items()},
+            "rungs": {rule.name: state.rules[rule.name].rung for rule in state.policy.rules},
             "modes": {rule.name: rule.mode.value for rule in state.policy.rules},
             "policy_version": state.policy.version,
             "last_observation_timestamp_s": self._last_observation_timestamp_s,
@@ -159,7 +166,7 @@ class RunActor(rpc.SteeringServicer):
             )
         self._connected = True
         try:
-            yield self._table_message()
+            yield self._table_message(with_residuals=True)
             if await self._write():
                 self._undelivered = []
                 for directive in list(self._state.outstanding.values()):
@@ -179,7 +186,7 @@ class RunActor(rpc.SteeringServicer):
         try:
             event: Event
             if request.HasField("observation"):
-                event = wire.observation_from_pb(request.observation, self._state.measured)
+                event = self._observation(request.observation)
             else:
                 event = wire.ack_from_pb(request.ack)
         except ValueError as error:
@@ -232,12 +239,32 @@ class RunActor(rpc.SteeringServicer):
                 record.outcome,
                 record.detail or "-",
             )
-        else:
+        elif isinstance(record, Rebaselined):
             log.warning(
-                "run=%s step=%d a new level is accepted after %d flagged steps in a row",
+                "run=%s step=%d a new level of %s is accepted after %d flagged values in a row",
                 self._run,
                 record.step,
+                record.signal,
                 record.flagged_steps,
+            )
+        elif isinstance(record, Climbed):
+            log.warning(
+                "run=%s step=%d rule=%s ladder at rung %d: %s",
+                self._run,
+                record.step,
+                record.rule,
+                record.rung,
+                record.reason,
+            )
+        else:
+            episode = record.episode
+            log.info(
+                "run=%s step=%d episode=%s from step %d, %d steps lost",
+                self._run,
+                episode.end_step,
+                episode.kind,
+                episode.onset_step,
+                episode.steps_lost,
             )
 
     def _remember(self, event: Event | str, outputs: Outputs) -> None:
@@ -287,9 +314,24 @@ class RunActor(rpc.SteeringServicer):
         self._address = f"{self._host}:{port}"
         self._flusher = asyncio.create_task(self._flush())
 
-    def _table_message(self) -> pb.ControllerMessage:
-        table = wire.pb_from_table(self._state.table, self._durable_seq)
+    def _table_message(self, *, with_residuals: bool = False) -> pb.ControllerMessage:
+        table = wire.pb_from_table(
+            self._state.table, self._durable_seq, with_residuals=with_residuals
+        )
         return pb.ControllerMessage(table=table)
+
+    def _observation(self, message: pb.Observation) -> Observation:
+        layout = self._state.layout
+        observation = wire.observation_from_pb(message, layout)
+        if not message.ratio_sketch:
+            return observation
+        groups = len(layout.layer_groups)
+        values, vectors = sketch.dips(sketch.counts_of(message.ratio_sketch, groups))
+        return replace(
+            observation,
+            values={**observation.values, **values},
+            vectors={**observation.vectors, **vectors},
+        )
 
     def _replayed(self) -> State:
         saved, later = self._journal.load(self._run)

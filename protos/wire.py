@@ -1,5 +1,6 @@
 """Engine values to protobuf messages and back: the one translator, used by agent and controller."""
 
+import math
 from collections.abc import Sequence
 
 from trimtab.controller.engine.expression import (
@@ -8,21 +9,26 @@ from trimtab.controller.engine.expression import (
     Operation,
     Operator,
     Signal,
+    Term,
+    Value,
 )
 from trimtab.controller.engine.model import (
     Ack,
     Action,
-    ArmedRule,
+    Armed,
     ArmedTable,
+    Change,
     Directive,
+    Layout,
     Observation,
     Outcome,
+    Residual,
     Verdict,
     VerdictKind,
 )
 from trimtab.protos import trimtab_pb2 as pb
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Sent on registration; agent and controller of different versions do not work together."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -31,6 +37,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _VERDICT_TO_PB = {
     VerdictKind.APPLY: pb.Verdict.APPLY,
     VerdictKind.VETO: pb.Verdict.VETO,
+    VerdictKind.SCALE: pb.Verdict.SCALE,
 }
 _VERDICT_FROM_PB = {number: kind for kind, number in _VERDICT_TO_PB.items()}
 
@@ -38,7 +45,10 @@ _VERDICT_FROM_PB = {number: kind for kind, number in _VERDICT_TO_PB.items()}
 def pb_from_verdict(verdict: Verdict) -> pb.Verdict:
     """Return the message."""
     return pb.Verdict(
-        kind=_VERDICT_TO_PB[verdict.kind], rule=verdict.rule, table_seq=verdict.table_seq
+        kind=_VERDICT_TO_PB[verdict.kind],
+        rule=verdict.rule,
+        table_seq=verdict.table_seq,
+        scale=verdict.scale,
     )
 
 
@@ -51,101 +61,183 @@ def verdict_from_pb(message: pb.Verdict) -> Verdict:
     if message.kind not in _VERDICT_FROM_PB:
         raise ValueError(f"unknown kind of verdict {message.kind}")
     return Verdict(
-        kind=_VERDICT_FROM_PB[message.kind], rule=message.rule, table_seq=message.table_seq
+        kind=_VERDICT_FROM_PB[message.kind],
+        rule=message.rule,
+        table_seq=message.table_seq,
+        scale=message.scale,
     )
 
 
-def pb_from_observation(observation: Observation, layout: Sequence[str]) -> pb.Observation:
-    """Return the message; `layout` names the signals in the order of `values`."""
-    values = observation.values
+def pb_from_observation(observation: Observation, layout: Layout) -> pb.Observation:
+    """Return the message; `layout` is what the job registered."""
+    values, vectors = observation.values, observation.vectors
     message = pb.Observation(
         seq=observation.seq,
         step=observation.step,
-        values=[values.get(signal, 0.0) for signal in layout],
-        absent=[at for at, signal in enumerate(layout) if signal not in values],
+        values=[values.get(signal, 0.0) for signal in layout.signals],
+        absent=[at for at, signal in enumerate(layout.signals) if signal not in values],
         verdict=pb_from_verdict(observation.verdict),
         lr_factor=observation.lr_factor,
+        declared=observation.declared,
     )
+    if vectors:
+        absent = (math.nan,) * len(layout.layer_groups)
+        for signal in layout.layer_signals:
+            message.layer_values.extend(vectors.get(signal, absent))
     if observation.batch is not None:
         message.batch = observation.batch
     return message
 
 
-def observation_from_pb(message: pb.Observation, layout: Sequence[str]) -> Observation:
+def observation_from_pb(message: pb.Observation, layout: Layout) -> Observation:
     """Return the observation.
 
     Raises:
         ValueError: If it does not fit the registered layout.
     """
-    if len(message.values) != len(layout):
-        raise ValueError(f"{len(message.values)} values, {len(layout)} signals were registered")
+    signals, groups = layout.signals, len(layout.layer_groups)
+    if len(message.values) != len(signals):
+        raise ValueError(f"{len(message.values)} values, {len(signals)} signals were registered")
     absent = set(message.absent)
     return Observation(
         seq=message.seq,
         step=message.step,
         values={
             signal: value
-            for at, (signal, value) in enumerate(zip(layout, message.values, strict=True))
+            for at, (signal, value) in enumerate(zip(signals, message.values, strict=True))
             if at not in absent
         },
+        vectors=_vectors(tuple(message.layer_values), layout.layer_signals, groups),
         verdict=verdict_from_pb(message.verdict),
         lr_factor=message.lr_factor,
+        declared=tuple(Change(name) for name in message.declared),
         batch=message.batch if message.HasField("batch") else None,
     )
 
 
-def pb_from_table(table: ArmedTable, durable_seq: int) -> pb.Table:
-    """Return the message that also tells up to where the journal has the observations."""
+def _vectors(
+    values: tuple[float, ...], signals: Sequence[str], groups: int
+) -> dict[str, tuple[float, ...]]:
+    if not values:
+        return {}
+    if len(values) != len(signals) * groups:
+        raise ValueError(
+            f"{len(values)} layer values, {len(signals)} signals of {groups} layer groups were"
+            " registered"
+        )
+    parts = {signal: values[at * groups : (at + 1) * groups] for at, signal in enumerate(signals)}
+    return {signal: part for signal, part in parts.items() if not all(map(math.isnan, part))}
+
+
+def pb_from_table(table: ArmedTable, durable_seq: int, *, with_residuals: bool) -> pb.Table:
+    """Return the message that also tells up to where the journal has the observations.
+
+    The residuals are needed once: in the first table of a stream, and when the policy changed.
+    """
+    terms: list[float] = []
+    sizes: list[int] = []
+    for term in table.terms:
+        if isinstance(term, tuple):
+            terms.extend(term)
+            sizes.append(len(term) + 1)
+        else:
+            terms.append(math.nan if term is None else term)
+            sizes.append(0)
     return pb.Table(
         epoch=table.epoch,
         seq=table.seq,
         expires_seq=table.expires_seq,
         lr_factor=table.lr_factor,
         budget=table.budget,
-        rules=[
-            pb.ArmedRule(name=r.name, predicate=pb_from_node(r.predicate), budget=r.budget)
-            for r in table.rules
-        ],
         policy_version=table.policy_version,
         durable_seq=durable_seq,
+        residuals=map(_pb_from_residual, table.residuals) if with_residuals else (),
+        armed=[pb.Armed(residual=a.residual, budget=a.budget) for a in table.armed],
+        terms=terms,
+        term_sizes=sizes,
+        cause_budgets=table.cause_budgets,
     )
 
 
-def table_from_pb(message: pb.Table) -> ArmedTable:
-    """Return the armed table.
+def table_from_pb(message: pb.Table, before: ArmedTable | None) -> ArmedTable:
+    """Return the armed table; residuals that are not in the message are those of the one before.
 
     Raises:
-        ValueError: If a predicate is not one.
+        ValueError: If a predicate is not one, or the residuals of the policy never came.
     """
+    residuals = tuple(map(_residual_from_pb, message.residuals))
+    if not residuals and before is not None and before.policy_version == message.policy_version:
+        residuals = before.residuals
+    if any(armed.residual >= len(residuals) for armed in message.armed):
+        raise ValueError(f"the residuals of policy {message.policy_version} did not come")
     return ArmedTable(
         epoch=message.epoch,
         seq=message.seq,
         expires_seq=message.expires_seq,
         lr_factor=message.lr_factor,
-        budget=message.budget,
-        rules=tuple(
-            ArmedRule(name=r.name, predicate=node_from_pb(r.predicate), budget=r.budget)
-            for r in message.rules
-        ),
         policy_version=message.policy_version,
+        residuals=residuals,
+        terms=_terms(message),
+        armed=tuple(Armed(residual=a.residual, budget=a.budget) for a in message.armed),
+        budget=message.budget,
+        cause_budgets=dict(message.cause_budgets),
+    )
+
+
+def _terms(message: pb.Table) -> tuple[Value | None, ...]:
+    values, at = list(message.terms), 0
+    terms: list[Value | None] = []
+    for size in message.term_sizes:
+        if size:
+            terms.append(tuple(values[at : at + size - 1]))
+            at += size - 1
+        else:
+            terms.append(None if math.isnan(values[at]) else values[at])
+            at += 1
+    return tuple(terms)
+
+
+def _pb_from_residual(residual: Residual) -> pb.Residual:
+    message = pb.Residual(
+        rule=residual.rule,
+        predicate=pb_from_node(residual.predicate),
+        cause=residual.cause,
+        paused_by=residual.paused_by,
+        fresh=residual.fresh,
+    )
+    if residual.clip_to is not None:
+        message.clip_to.CopyFrom(pb_from_node(residual.clip_to))
+    return message
+
+
+def _residual_from_pb(message: pb.Residual) -> Residual:
+    return Residual(
+        rule=message.rule,
+        predicate=node_from_pb(message.predicate),
+        clip_to=node_from_pb(message.clip_to) if message.HasField("clip_to") else None,
+        cause=message.cause,
+        paused_by=tuple(Change(name) for name in message.paused_by),
+        fresh=message.fresh,
     )
 
 
 def pb_from_node(node: Node) -> pb.Node:
-    """Return the message of a folded tree.
+    """Return the message of a predicate's tree.
 
     Raises:
-        TypeError: If the tree is not folded.
+        TypeError: If a part of the past is still in it.
     """
     match node:
         case Constant(value=value):
             return pb.Node(constant=value)
-        case Signal(name=name):
-            return pb.Node(signal=name)
+        case Signal(name=name, each=each):
+            return pb.Node(each_signal=name) if each else pb.Node(signal=name)
+        case Term(index=index, each=each):
+            return pb.Node(each_term=index) if each else pb.Node(term=index)
         case Operation(operator=operator, operands=operands):
             parts = [pb_from_node(operand) for operand in operands]
             return pb.Node(operation=pb.Operation(operator=operator, operands=parts))
-    raise TypeError(f"{node} is not folded")
+    raise TypeError(f"{node} is not split into terms and a predicate")
 
 
 def node_from_pb(message: pb.Node) -> Node:
@@ -159,6 +251,12 @@ def node_from_pb(message: pb.Node) -> Node:
             return Constant(message.constant)
         case "signal":
             return Signal(message.signal)
+        case "each_signal":
+            return Signal(message.each_signal, each=True)
+        case "term":
+            return Term(message.term)
+        case "each_term":
+            return Term(message.each_term, each=True)
         case "operation":
             operation = message.operation
             operands = tuple(node_from_pb(operand) for operand in operation.operands)
@@ -177,6 +275,7 @@ def pb_from_directive(directive: Directive) -> pb.Directive:
         rule=directive.rule,
         action=directive.action,
         arguments=dict(directive.arguments),
+        options=dict(directive.options),
     )
 
 
@@ -195,6 +294,7 @@ def directive_from_pb(message: pb.Directive) -> Directive:
         rule=message.rule,
         action=Action(message.action),
         arguments=dict(message.arguments),
+        options=dict(message.options),
     )
 
 

@@ -6,6 +6,7 @@ from trimtab.controller.engine.model import (
     Ack,
     ArmedTable,
     Directive,
+    Layout,
     Observation,
     Record,
     Registered,
@@ -20,7 +21,8 @@ class LoopbackController:
 
     def __init__(self, policy: str, signals: tuple[str, ...]) -> None:
         self.state = State(parse_policy(policy, "test.yaml"))
-        self.table: ArmedTable | None = step(self.state, Registered(epoch=0, signals=signals)).table
+        registered = Registered(epoch=0, layout=Layout(signals=signals))
+        self.table: ArmedTable | None = step(self.state, registered).table
         self.directives: deque[Directive] = deque()
         self.observations: list[Observation] = []
         self.acks: list[Ack] = []

@@ -2,17 +2,22 @@
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 import grpc
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 import trimtab
 from trimtab.controller.document import PolicyError
-from trimtab.controller.loader import load_policy
+from trimtab.controller.engine.model import Layout
+from trimtab.controller.engine.policy import Policy
+from trimtab.controller.loader import load_policy, read_text
 from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import trimtab_pb2_grpc as rpc
 
@@ -42,7 +47,7 @@ def main() -> None:
     \b
     Examples:
       trimtab demo                                   see it work, in minutes
-      trimtab policy check policies/default.yaml
+      trimtab policy explain policies/default.yaml
       trimtab serve --policy policies/default.yaml
       trimtab runs
       trimtab interventions --run my-run
@@ -177,7 +182,10 @@ def interventions(run: str, address: str, *, as_json: bool) -> None:
             "arguments": dict(entry.arguments),
             "outcome": entry.outcome,
             "detail": entry.detail,
+            "options": dict(entry.options),
             "evidence": list(entry.evidence),
+            "layers": list(entry.layers),
+            "close": list(entry.close),
         }
         for entry in found
     ]
@@ -191,6 +199,10 @@ def interventions(run: str, address: str, *, as_json: bool) -> None:
         click.echo(f"{row['run']}  step {row['step']}  {row['rule']}: {row['action']}, {outcome}")
         for line in row["evidence"]:
             click.echo(f"    {line}")
+        if row["layers"]:
+            click.echo(f"    in {', '.join(row['layers'])}")
+        for line in row["close"]:
+            click.echo(f"    close: {line}")
 
 
 @main.group()
@@ -200,24 +212,167 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def check(files: tuple[Path, ...]) -> None:
+@json_option
+def check(files: tuple[Path, ...], *, as_json: bool) -> None:
     r"""Say what is wrong with policy files, as file:line:column: message.
 
     \b
     Example:
       trimtab policy check policies/*.yaml
     """
-    failed = False
+    found: list[dict[str, Any]] = []
     for file in files:
         try:
             loaded = load_policy(file)
         except PolicyError as error:
-            click.echo(str(error), err=True)
-            failed = True
+            problems = [asdict(problem) for problem in error.problems]
+            found.append({"file": str(file), "ok": False, "problems": problems})
+            if not as_json:
+                click.echo(str(error), err=True)
         else:
-            click.echo(f"{file}: ok, {len(loaded.rules)} rules, version {loaded.version}")
-    if failed:
+            found.append({"file": str(file), "ok": True, "problems": []})
+            if not as_json:
+                click.echo(f"{file}: ok, {len(loaded.rules)} rules, version {loaded.version}")
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    if not all(entry["ok"] for entry in found):
         raise SystemExit(BAD_INPUT)
+
+
+@policy.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--signals",
+    "measured",
+    help="Signals that a job measures, such as loss,grad_norm: says which rules would be inactive.",
+)
+@click.option("--layer-signals", default="", help="The same for signals per layer group.")
+@json_option
+def explain(file: Path, measured: str | None, layer_signals: str, *, as_json: bool) -> None:
+    r"""Say in plain words what each rule of a policy will do, and which signals it needs.
+
+    \b
+    Examples:
+      trimtab policy explain policies/default.yaml
+      trimtab policy explain policies/default.yaml --signals loss,lr
+    """
+    from trimtab.controller.authoring.explaining import explain as explained
+
+    layout = None
+    if measured is not None:
+        layout = Layout(signals=_names(measured), layer_signals=_names(layer_signals))
+    found = list(explained(_loaded(file), layout))
+    if as_json:
+        click.echo(json.dumps([asdict(told) for told in found], indent=2))
+        return
+    console = Console()
+    for told in found:
+        console.print(f"[bold]{told.rule}[/] ({told.mode})", highlight=False)
+        console.print(Padding(Text(f"when {told.when}"), (0, 0, 0, 2)))
+        for line in (*told.does, *told.limits, *told.notes):
+            console.print(Padding(Text(f"- {line}"), (0, 0, 0, 4)))
+        console.print(Padding(Text(f"- needs {', '.join(told.signals)}"), (0, 0, 1, 4)))
+
+
+@policy.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@json_option
+def test(files: tuple[Path, ...], *, as_json: bool) -> None:
+    r"""Run unit tests of policies: series in, the decisions that must follow out.
+
+    \b
+    Example:
+      trimtab policy test policies/tests/*.yaml
+    """
+    from trimtab.controller.authoring.testing import run_suite
+
+    results = []
+    for file in files:
+        try:
+            for result in run_suite(file):
+                results.append(result)
+                if not as_json:
+                    click.echo(f"{'ok  ' if result.passed else 'FAIL'} {file}: {result.name}")
+                    for line in result.failures:
+                        click.echo(f"       {line}")
+        except PolicyError as error:
+            _fail(str(error), BAD_INPUT)
+    failed = sum(not result.passed for result in results)
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        click.echo(f"{len(results) - failed} passed, {failed} failed")
+    if failed:
+        raise SystemExit(1)
+
+
+@policy.command()
+def schema() -> None:
+    r"""Print the JSON Schema of policy files, for editors.
+
+    \b
+    Examples:
+      trimtab policy schema > policy.schema.json
+      # then, as the first line of a policy:
+      # yaml-language-server: $schema=policy.schema.json
+    """
+    from trimtab.controller.authoring import schema as of_policies
+
+    click.echo(of_policies.text(), nl=False)
+
+
+@policy.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def docs(file: Path) -> None:
+    r"""Print a page of Markdown about a policy.
+
+    \b
+    Example:
+      trimtab policy docs policies/default.yaml > docs/policies/default.md
+    """
+    from trimtab.controller.authoring.describing import page
+
+    click.echo(page(_loaded(file)), nl=False)
+
+
+@policy.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 if one would.")
+def fmt(files: tuple[Path, ...], *, only_check: bool) -> None:
+    r"""Put policy files into one layout; comments and wording stay.
+
+    \b
+    Examples:
+      trimtab policy fmt policies/*.yaml
+      trimtab policy fmt --check policies/*.yaml
+    """
+    from trimtab.controller.authoring.formatting import formatted
+
+    changed = False
+    for file in files:
+        try:
+            before = read_text(file)
+            after = formatted(before, str(file))
+        except PolicyError as error:
+            _fail(str(error), BAD_INPUT)
+        if after != before:
+            changed = True
+            click.echo(f"{file}: {'would change' if only_check else 'formatted'}")
+            if not only_check:
+                file.write_text(after)
+    if changed and only_check:
+        raise SystemExit(1)
+
+
+def _loaded(file: Path) -> Policy:
+    try:
+        return load_policy(file)
+    except PolicyError as error:
+        _fail(str(error), BAD_INPUT)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _call(address: str, method: str, request: Any) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-FLOOR = 0.01
-"""Least product of all factors: below it a run stands still and looks healthy."""
+from trimtab.controller.engine.model import LR_FACTOR_FLOOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,11 @@ class LrFactor:
     def refusal(self, by: float, step: int) -> str:
         """Return why a further factor cannot be taken, or an empty text."""
         product = self.at(step) * by
-        return "" if product >= FLOOR else f"the LR factor would be {product:g}, least is {FLOOR}"
+        return (
+            ""
+            if product >= LR_FACTOR_FLOOR
+            else f"the LR factor would be {product:g}, least is {LR_FACTOR_FLOOR}"
+        )
 
     def add(self, by: float, step: int, over_steps: int) -> None:
         """Take a factor from `step` on, for `over_steps` steps (0: without an end)."""

@@ -1,15 +1,21 @@
-"""From rules that fire to decisions: who acts, on what evidence, with what arguments.
+"""From rules that match to decisions: who acts, on what evidence, with what arguments.
 
 Called by engine.step once per observation.  At most one directive is on its way at a time; of the
-rules that would veto a step, the first in the policy's order does.
+rules that would veto or clip a step, the first in the policy's order does.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 
-from trimtab.controller.engine.expression import evaluate, evidence, fold, signals
+from trimtab.controller.engine import evidence
+from trimtab.controller.engine.expression import Seen
 from trimtab.controller.engine.model import (
+    ARMED_ACTIONS,
+    LR_FACTOR_FLOOR,
+    REFLEX,
     Action,
+    Change,
+    Climbed,
     Decision,
     Directive,
     Intervention,
@@ -26,140 +32,242 @@ from trimtab.controller.engine.state import State
 REFLEX_RECOVER_WITHIN_STEPS = 50
 """The reflex has no entry in the policy; its vetoes are watched for this many steps."""
 
+STRUCTURAL = "structural: the ladder is spent, this rule stops intervening; a person must look"
 
-def decide(state: State, seen: Observation) -> Iterator[Record]:
-    """Yield what follows from the verdict that was given and the rules that fire, in order."""
-    vetoed = seen.verdict.rule if seen.verdict.kind is VerdictKind.VETO else ""
-    if vetoed and state.rule(vetoed) is None:
-        yield from _vetoed_by_no_rule(state, seen, vetoed)
+
+def decide(state: State, observation: Observation, seen: Seen) -> Iterator[Record]:
+    """Yield what follows from the verdict that was given and the rules that match, in order."""
+    verdict = observation.verdict
+    stopped = verdict.rule if verdict.kind is not VerdictKind.APPLY else ""
+    if stopped and state.rule(stopped) is None:
+        yield from _by_no_rule(state, observation, stopped)
+    if state.nonfinite_in_row == state.policy.rebaseline_steps:
+        yield _alert(
+            state,
+            observation,
+            REFLEX,
+            f"{state.nonfinite_in_row} steps in a row were not finite: structural, skipping them"
+            " does not help",
+        )
     for rule in state.policy.rules:
-        memory = state.rules[rule.name]
-        fires = memory.fires(rule, state.tick)
-        if not fires and rule.name != vetoed:
-            continue
-        lines = evidence(rule.when, seen.values, state.statistic)
-        made: list[Record] = []
-        for call in rule.do:
-            if call.action is Action.SKIP_BATCH and rule.mode is Mode.ACT:
-                made += _skip(state, seen, rule, lines, vetoed=vetoed)
-            elif fires:
-                made += _act(state, seen, rule, call, lines)
-        if made:
-            memory.decide(rule, state.tick)
-        yield from made
+        yield from _rule_decides(state, observation, seen, rule, stopped=stopped)
 
 
-def _vetoed_by_no_rule(state: State, seen: Observation, name: str) -> Iterator[Record]:
-    """Write down a veto of the reflex, or of a rule that the policy no longer has."""
+def _rule_decides(
+    state: State, observation: Observation, seen: Seen, rule: Rule, *, stopped: str
+) -> Iterator[Record]:
+    memory = state.rules[rule.name]
+    due = memory.due(rule, state.tick)
+    if due and memory.at(rule) is not None and memory.budget(rule) == 0:
+        yield from climb(state, observation, rule, "its limit is spent")
+    rung = memory.at(rule)
+    fires = due and rung is not None and memory.budget(rule) > 0
+    if fires and rule.acts and not _affordable(state, rule):
+        state.counts["over_budget", rule.name] += 1
+        fires = False
+    if rung is None or not (fires or rule.name == stopped):
+        return
+    made: list[Record] = []
+    for call in rung.do:
+        if call.action in ARMED_ACTIONS and rule.acts:
+            made += _armed(state, observation, seen, rule, call, stopped=stopped)
+        elif fires:
+            made += _act(state, observation, seen, rule, call)
+    if made:
+        memory.decide(rule, state.tick)
+        if rule.acts:
+            state.acted.append((state.tick, rule.cause))
+    yield from made
+
+
+def climb(state: State, observation: Observation, rule: Rule, reason: str) -> Iterator[Record]:
+    """Move a rule's ladder up, and say so; past its end the rule stops, with an alert."""
+    if len(rule.rungs) == 1:
+        return
+    memory = state.rules[rule.name]
+    memory.climb(state.tick)
+    state.counts["climb", rule.name] += 1
+    yield Climbed(
+        epoch=state.epoch,
+        seq=observation.seq,
+        step=observation.step,
+        rule=rule.name,
+        rung=memory.rung,
+        reason=reason,
+    )
+    if memory.at(rule) is None:
+        yield _alert(state, observation, rule.name, STRUCTURAL, rule)
+
+
+def _affordable(state: State, rule: Rule) -> bool:
+    """Return whether the run's budget and that of the rule's cause allow one more decision."""
+    limits = state.policy.cause_limits
+    of_cause = state.left(limits[rule.cause], rule.cause) if rule.cause in limits else 1
+    return state.left(state.policy.run_limit) > 0 and of_cause > 0
+
+
+def _alert(
+    state: State, observation: Observation, name: str, line: str, rule: Rule | None = None
+) -> Decision:
+    return _decision(state, observation, name, ActionCall(action=Action.ALERT), (line,), rule=rule)
+
+
+def _by_no_rule(state: State, observation: Observation, name: str) -> Iterator[Record]:
+    """Write down a veto of the reflex, or a verdict of a rule that the policy no longer has."""
     lines = tuple(
-        f"{signal} = {value}" for signal, value in seen.values.items() if not math.isfinite(value)
+        f"{signal} = {value}"
+        for signal, value in observation.values.items()
+        if not math.isfinite(value)
     )
-    decision = _decision(
-        state, seen, rule=name, action=Action.SKIP_BATCH, mode=Mode.ACT, arguments={}, lines=lines
-    )
+    action = _action_of(observation)
+    decision = _decision(state, observation, name, ActionCall(action=action), lines)
     yield decision
     yield watched(state, intervened(state, decision), REFLEX_RECOVER_WITHIN_STEPS)
 
 
-def _skip(
-    state: State, seen: Observation, rule: Rule, lines: tuple[str, ...], *, vetoed: str
+def _action_of(observation: Observation) -> Action:
+    scaled = observation.verdict.kind is VerdictKind.SCALE
+    return Action.CLIP_UPDATE if scaled else Action.SKIP_BATCH
+
+
+def _armed(
+    state: State,
+    observation: Observation,
+    seen: Seen,
+    rule: Rule,
+    call: ActionCall,
+    *,
+    stopped: str,
 ) -> Iterator[Record]:
-    """Write down what became of a rule's veto: given, missed, or another rule's."""
-    if vetoed not in ("", rule.name):
+    """Write down what became of a rule's veto or clip: given, missed, or another rule's."""
+    if stopped not in ("", rule.name) or (stopped and _action_of(observation) != call.action):
         return
+    numbers = _numbers(state, call, seen)
+    if not stopped and _needs_no_clip(call, observation, numbers):
+        return
+    if stopped and observation.verdict.kind is VerdictKind.SCALE:
+        numbers = {**(numbers or {}), "scale": observation.verdict.scale}
+    lines = evidence.lines(state, state.program.predicates[rule.name], seen)
     decision = _decision(
-        state,
-        seen,
-        rule=rule.name,
-        action=Action.SKIP_BATCH,
-        mode=rule.mode,
-        arguments={},
-        lines=lines,
-        summary=rule.summary,
+        state, observation, rule.name, call, lines, rule=rule, seen=seen, arguments=numbers
     )
     yield decision
-    if vetoed:
-        yield watched(state, intervened(state, decision), rule.recover_within_steps)
+    if stopped:
+        yield watched(state, intervened(state, decision), rule.recover_within_steps, rule)
     else:
         yield intervened(state, decision, Outcome.MISSED, "no table in force held the rule")
 
 
+def _needs_no_clip(
+    call: ActionCall, observation: Observation, numbers: Mapping[str, float] | None
+) -> bool:
+    """Return whether the update is below the norm that it would be clipped to."""
+    if call.action is not Action.CLIP_UPDATE or numbers is None:
+        return False
+    allowed = numbers["to"]
+    return not 0.0 < allowed < observation.values.get("update_norm", 0.0)
+
+
 def _act(
-    state: State, seen: Observation, rule: Rule, call: ActionCall, lines: tuple[str, ...]
+    state: State, observation: Observation, seen: Seen, rule: Rule, call: ActionCall
 ) -> Iterator[Record]:
     """Decide an action that the job does not take by itself."""
-    directive = rule.mode is Mode.ACT and call.action in (Action.SCALE_LR, Action.ROLLBACK)
+    directive = rule.acts and call.action is not Action.ALERT
     if directive and state.outstanding:  # one at a time: the job is between two states
         return
-    arguments = _arguments(state, seen, rule, call)
+    numbers = _numbers(state, call, seen)
+    refusal = _refusal(observation, call, numbers) if directive else ""
+    if call.action is Action.ROLLBACK and numbers is not None:
+        # Sound points lie `soak` clean steps before the onset, not before the alarm.
+        onset = state.rules[rule.name].onset_step
+        numbers["before_step"] = float(onset) - numbers.pop("soak")
+    lines = evidence.lines(state, state.program.predicates[rule.name], seen)
     decision = _decision(
-        state,
-        seen,
-        rule=rule.name,
-        action=call.action,
-        mode=rule.mode,
-        arguments=arguments or {},
-        lines=lines,
-        summary=rule.summary,
+        state, observation, rule.name, call, lines, rule=rule, seen=seen, arguments=numbers
     )
     yield decision
-    if directive and arguments is None:
-        yield intervened(state, decision, Outcome.REFUSED, "an argument is not known or not sane")
+    if refusal:
+        yield intervened(state, decision, Outcome.REFUSED, refusal)
+        yield from climb(state, observation, rule, f"{call.action} was refused")
     elif directive:
         state.outstanding[decision.id] = Directive(
             id=decision.id,
             epoch=state.epoch,
-            seq=seen.seq,
-            step=seen.step,
-            expires_seq=seen.seq + state.policy.expires_steps,
+            seq=observation.seq,
+            step=observation.step,
+            expires_seq=observation.seq + state.policy.expires_steps,
             rule=rule.name,
             action=call.action,
             arguments=decision.arguments,
+            options=decision.options,
         )
 
 
-def _arguments(
-    state: State, seen: Observation, rule: Rule, call: ActionCall
-) -> dict[str, float] | None:
-    """Return an action's arguments as numbers, or None when one is unknown or out of its range."""
+def _numbers(state: State, call: ActionCall, seen: Seen) -> dict[str, float] | None:
+    """Return an action's arguments as numbers, or None when one is not known."""
     numbers = {}
-    for name, node in call.arguments.items():
-        residual = fold(node, state.statistic)
-        if residual is None or not signals(residual) <= seen.values.keys():
+    for name, (_, value, uses) in state.program.arguments[id(call)].items():
+        if not state.known(uses):
             return None
-        numbers[name] = float(evaluate(residual, seen.values))
-    if call.action is Action.SCALE_LR and not 0 < numbers["by"] <= 1:
-        return None
-    if call.action is Action.ROLLBACK:
-        # Sound points lie `soak` clean steps before the onset, not before the alarm.
-        onset = state.rules[rule.name].onset_step
-        numbers["before_step"] = float(onset) - numbers.pop("soak")
+        try:
+            numbers[name] = float(value(seen))
+        except KeyError:  # a signal is absent in this step
+            return None
     return numbers
+
+
+def _refusal(
+    observation: Observation, call: ActionCall, numbers: Mapping[str, float] | None
+) -> str:
+    """Return why an action cannot be asked of the job, or an empty text."""
+    if numbers is None:
+        return "an argument is not known"
+    if call.action is Action.SCALE_LR:
+        by = numbers["by"]
+        if not 0.0 < by <= 1.0:
+            return f"the LR factor {by:g} is not in (0, 1]"
+        product = observation.lr_factor * by
+        if product < LR_FACTOR_FLOOR:
+            return f"the LR factor would be {product:g}, least is {LR_FACTOR_FLOOR}"
+    return ""
 
 
 def _decision(
     state: State,
-    seen: Observation,
-    *,
-    rule: str,
-    action: Action,
-    mode: Mode,
-    arguments: Mapping[str, float],
+    observation: Observation,
+    name: str,
+    call: ActionCall,
     lines: tuple[str, ...],
-    summary: str = "",
+    *,
+    rule: Rule | None = None,
+    seen: Seen | None = None,
+    arguments: Mapping[str, float] | None = None,
 ) -> Decision:
-    state.counts["decision", rule, action, mode] += 1
+    mode = rule.mode if rule else Mode.ACT
+    state.counts["decision", name, call.action, mode] += 1
+    layers: tuple[str, ...] = ()
+    if rule is not None and seen is not None:
+        places = evidence.matched_places(state.program.predicates[name], seen)
+        layers = evidence.names(state, places)
+    options = dict(call.options)
+    if options.get("layers") == "matched":
+        options["layers"] = ",".join(layers)
     return Decision(
-        id=f"{state.epoch}-{seen.seq}-{rule}-{action}",
+        id=f"{state.epoch}-{observation.seq}-{name}-{call.action}",
         epoch=state.epoch,
-        seq=seen.seq,
-        step=seen.step,
-        rule=rule,
-        action=action,
+        seq=observation.seq,
+        step=observation.step,
+        rule=name,
+        action=call.action,
         mode=mode,
-        arguments=arguments,
+        arguments=arguments or {},
+        options=options,
         evidence=lines,
-        summary=summary,
+        layers=layers,
+        close=evidence.close(state, observation, name),
+        rung=state.rules[name].rung if rule else 0,
+        labels=rule.labels if rule else {},
+        summary=rule.summary if rule else "",
     )
 
 
@@ -175,6 +283,8 @@ def intervened(
 
     Its outcome is known at `known_seq`; by default on the very step of the decision.
     """
+    if outcome is Outcome.PENDING:
+        state.changed[Change.INTERVENTION] = state.tick
     return counted(
         state,
         Intervention(
@@ -201,13 +311,16 @@ def counted(state: State, intervention: Intervention) -> Intervention:
     return intervention
 
 
-def watched(state: State, intervention: Intervention, within_steps: int) -> Intervention:
+def watched(
+    state: State, intervention: Intervention, within_steps: int, rule: Rule | None = None
+) -> Intervention:
     """Watch the loss after an intervention that was carried out."""
     state.watches.append(
         Watch(
             intervention=intervention,
-            band=band(state.series["loss"]),
+            band=band(state.series["loss", False, False][0]),
             deadline=state.tick + within_steps,
+            rung=state.rules[rule.name].rung if rule else 0,
         )
     )
     return intervention

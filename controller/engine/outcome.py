@@ -22,6 +22,8 @@ class Watch:
     """Highest loss that counts as recovered; None when no level was known."""
     deadline: int
     """Tick at which the outcome is due."""
+    rung: int = 0
+    """Where the rule's ladder stood."""
     losses: list[float] = field(default_factory=list)
     """The last losses of applied steps, newest last."""
 
@@ -40,8 +42,8 @@ class Watch:
 
 def band(loss: Series) -> float | None:
     """Return the highest loss that still belongs to the accepted past, or None if unknown."""
-    median = loss.statistic("median", OUTCOME_WINDOW_STEPS)
-    spread = loss.statistic("spread", OUTCOME_WINDOW_STEPS)
+    median = loss.statistic("median", OUTCOME_WINDOW_STEPS, 0.0)
+    spread = loss.statistic("spread", OUTCOME_WINDOW_STEPS, 0.0)
     if median is None or spread is None:
         return None
     return median + BAND_SPREADS * spread

@@ -102,7 +102,9 @@ def test_a_new_process_of_a_run_is_its_next_epoch_and_the_old_one_is_fenced(
     with grpc.insecure_channel(served.address) as channel:
         for session in ("a", "a", "b"):
             answer = rpc.GatewayStub(channel).Register(
-                pb.RegisterRequest(protocol_version=1, run="again", session=session)
+                pb.RegisterRequest(
+                    protocol_version=wire.PROTOCOL_VERSION, run="again", session=session
+                )
             )
             epochs.append(answer.epoch)
     assert epochs == [0, 0, 1]
@@ -122,12 +124,12 @@ def test_a_new_process_of_a_run_is_its_next_epoch_and_the_old_one_is_fenced(
             "speaks protocol version 1, the agent 99",
         ),
         (
-            pb.RegisterRequest(protocol_version=1, run="a b", session="x"),
+            pb.RegisterRequest(protocol_version=wire.PROTOCOL_VERSION, run="a b", session="x"),
             grpc.StatusCode.INVALID_ARGUMENT,
             "run 'a b' is no name",
         ),
         (
-            pb.RegisterRequest(protocol_version=1, run="x"),
+            pb.RegisterRequest(protocol_version=wire.PROTOCOL_VERSION, run="x"),
             grpc.StatusCode.INVALID_ARGUMENT,
             "is no name",
         ),
@@ -147,7 +149,9 @@ def test_an_observation_that_does_not_fit_is_refused_and_the_run_lives_on(
 ) -> None:
     with grpc.insecure_channel(served.address) as channel:
         answer = rpc.GatewayStub(channel).Register(
-            pb.RegisterRequest(protocol_version=1, run="hostile", session="x", signals=["loss"])
+            pb.RegisterRequest(
+                protocol_version=wire.PROTOCOL_VERSION, run="hostile", session="x", signals=["loss"]
+            )
         )
     hello = pb.AgentMessage(hello=pb.Hello(run="hostile", epoch=0))
     wrong = pb.AgentMessage(observation=pb.Observation(seq=0, values=[1.0, 2.0]))
@@ -189,7 +193,9 @@ def test_a_server_that_is_no_trimtab_is_named(
     # A run's own server is a gRPC server without the gateway's service.
     with grpc.insecure_channel(served.address) as channel:
         answer = rpc.GatewayStub(channel).Register(
-            pb.RegisterRequest(protocol_version=1, run="wrong-door", session="x")
+            pb.RegisterRequest(
+                protocol_version=wire.PROTOCOL_VERSION, run="wrong-door", session="x"
+            )
         )
     job = job_of(answer.address, "wrong-door")
     for _ in train(job, 20):

@@ -2,58 +2,123 @@
 
 import json
 import math
-import statistics
 from typing import Any
 
-from drive import Job
-from hypothesis import given, settings
+import torch
+from drive import SCALARS, Job
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from naive import Naive, NearError, UnknownError
 
-from trimtab.controller.engine.expression import parse
+from trimtab.controller.engine.expression import Seen, compiled
+from trimtab.controller.engine.grammar import ExpressionError, parse
 from trimtab.controller.engine.model import (
     REFLEX,
     Ack,
+    Change,
+    Climbed,
+    Layout,
     Observation,
     Outcome,
     Registered,
     Verdict,
     VerdictKind,
 )
-from trimtab.controller.engine.series import MAD_TO_SIGMA, SPREAD_FLOOR
-from trimtab.controller.engine.signals import SIGNALS
-from trimtab.controller.engine.state import State, restore, snapshot
+from trimtab.controller.engine.signals import with_datasets
+from trimtab.controller.engine.snapshot import restore, snapshot
+from trimtab.controller.engine.state import State
 from trimtab.controller.engine.step import step
 from trimtab.controller.loader import parse_policy
 
-NAMES = ("loss", "grad_norm", "lr")
+NAMES = ("loss", "grad_norm", "lr", "step_time", "reward", "dataset_loss[web]")
+LAYERED = ("grad_norm", "ratio_dip")
+LATE = frozenset({"step_time", "reward", "ratio_dip"})
+GROUPS = ("embed", "blocks.0", "head")
 WINDOWS = (2, 5, 8, 16)
+LAYOUT = Layout(
+    signals=(*SCALARS, "reward", "dataset_loss[web]", "dataset_loss[code]"),
+    layer_groups=GROUPS,
+    layer_signals=LAYERED,
+)
 
 level = st.floats(0.5, 2.0)
 sudden = st.sampled_from([0.0, 1e-9, 6.0, 40.0, 1e30, -3.0])
-values = st.fixed_dictionaries(
-    {}, optional={name: st.one_of(level, level, level, sudden) for name in NAMES}
-)
+number = st.one_of(level, level, level, sudden)
+values = st.fixed_dictionaries({}, optional=dict.fromkeys((*NAMES, "dataset_loss[code]"), number))
 broken = st.fixed_dictionaries(
     {"loss": st.sampled_from([math.nan, math.inf, -math.inf])}, optional={"grad_norm": level}
 )
 pending = st.one_of(values, values, values, values, broken)
+element = st.one_of(number, number, number, st.just(math.nan))
+vectors = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(LAYERED, st.tuples(element, element, element))
+)
+
+_WINDOWED = ("median", "mad", "mean", "std", "min", "max", "slope", "baseline", "lag")
+_SCORED = ("rise", "zscore", "delta")
 
 
 @st.composite
-def numbers(draw: st.DrawFn, depth: int = 2) -> str:
+def calls(draw: st.DrawFn, names: tuple[str, ...]) -> str:
+    """Draw a function of the past."""
+    name, window = draw(st.sampled_from(names)), draw(st.sampled_from(WINDOWS))
+    kind = draw(st.sampled_from([*_WINDOWED, *_SCORED, "quantile", "ewma", "ewstd", "z-mean"]))
+    if kind == "quantile":
+        return f"quantile({name}, {window}, {draw(st.sampled_from([0, 0.25, 0.9, 1]))})"
+    if kind in ("ewma", "ewstd"):
+        return f"{kind}({name}, {draw(st.sampled_from([0.5, 0.9]))})"
+    if kind == "z-mean":
+        return f"zscore({name}, {window}, method=mean)"
+    return f"{kind}({name}, {window})"
+
+
+@st.composite
+def numbers(draw: st.DrawFn, names: tuple[str, ...] = NAMES, depth: int = 2) -> str:
     """Draw an arithmetic expression."""
-    kinds = ["number", "signal", "call"] + (["operation"] if depth else [])
-    signal, window = draw(st.sampled_from(NAMES)), draw(st.sampled_from(WINDOWS))
-    match draw(st.sampled_from(kinds)):
+    match draw(st.sampled_from(["number", "signal", "call"] + (["operation"] if depth else []))):
         case "number":
             return f"{draw(st.floats(0.1, 4.0)):.3g}"
         case "signal":
-            return signal
+            return draw(st.sampled_from(names))
         case "call":
-            names = ("median", "mad", "mean", "std", "min", "max", "rise", "zscore")
-            return f"{draw(st.sampled_from(names))}({signal}, {window})"
-    left, right = draw(numbers(depth - 1)), draw(numbers(depth - 1))
+            return draw(calls(names))
+    left, right = draw(numbers(names, depth - 1)), draw(numbers(names, depth - 1))
     return f"({left} {draw(st.sampled_from('+-*/'))} {right})"
+
+
+@st.composite
+def comparisons(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> str:
+    """Draw a comparison."""
+    operator = draw(st.sampled_from(["<", "<=", ">", ">="]))
+    return f"{draw(numbers(names))} {operator} {draw(numbers(names))}"
+
+
+@st.composite
+def over(draw: st.DrawFn) -> str:
+    """Draw a condition over layer groups or datasets."""
+    if draw(st.booleans()):
+        names: tuple[str, ...] = (*LAYERED, *LAYERED, "loss")
+        inner = f"{draw(st.sampled_from(LAYERED))} > {draw(numbers(names, depth=1))}"
+    else:
+        inner = f"dataset_loss > {draw(numbers(('dataset_loss', 'loss'), depth=1))}"
+        return f"any_dataset({inner})"
+    inner = f"{draw(st.sampled_from(['', 'not ']))}{inner}"
+    return draw(
+        st.sampled_from(
+            [f"any_layer({inner})", f"count_layers({inner}) >= 2", f"first_layers(2, {inner})"]
+        )
+    )
+
+
+@st.composite
+def tracked(draw: st.DrawFn) -> str:
+    """Draw a counter over a condition."""
+    inner = draw(comparisons())
+    return draw(
+        st.sampled_from(
+            [f"count_true({inner}, 5) > 2", f"consecutive({inner}) >= 2", f"age({inner}) < 3"]
+        )
+    )
 
 
 @st.composite
@@ -63,154 +128,143 @@ def conditions(draw: st.DrawFn, depth: int = 2) -> str:
         left, right = draw(conditions(depth - 1)), draw(conditions(depth - 1))
         word = draw(st.sampled_from(["and", "or", "and not"]))
         return f"({left} {word} {right})"
-    operator = draw(st.sampled_from(["<", "<=", ">", ">="]))
-    return f"{draw(numbers())} {operator} {draw(numbers())}"
+    return draw(st.one_of(comparisons(), comparisons(), over(), tracked()))
 
 
 def policy_of(when: str, more: str = "") -> str:
     return (
-        "version: 1\ndefaults: {after: 0, limit: 5 per 30 steps}\nrebaseline: 8 steps\nrules:\n"
+        "version: 1\ndefaults: {after: 0, limit: 5 per 30 steps}\nrebaseline: 8 steps\n"
+        "signals: {reward: of the user}\nrules:\n"
         f"  - name: rule\n    when: {json.dumps(when)}\n    do: skip_batch\n{more}"
     )
 
 
-class UnknownError(Exception):
-    """A statistic is asked for before half of its window is there."""
-
-
-def naive(when: str, past: dict[str, list[float]], now: dict[str, float]) -> bool:
-    """Evaluate a condition with Python's own evaluator and textbook statistics."""
-
-    class Name(str):
-        """A signal's name, where a function wants one."""
-
-    def window(name: str, size: int) -> list[float]:
-        last = past[name][-size:]
-        if len(last) < max(1, size // 2):
-            raise UnknownError
-        return last
-
-    def median(name: str, size: int) -> float:
-        return statistics.median(window(name, size))
-
-    def mad(name: str, size: int) -> float:
-        last = window(name, size)
-        center = statistics.median(last)
-        return statistics.median(abs(value - center) for value in last)
-
-    def spread(name: str, size: int) -> float:
-        found = max(MAD_TO_SIGMA * mad(name, size), SPREAD_FLOOR * abs(median(name, size)))
-        if found == 0:
-            raise UnknownError
-        return found
-
-    def mean(name: str, size: int) -> float:
-        last = window(name, size)
-        return math.fsum(last) / len(last)
-
-    def std(name: str, size: int) -> float:
-        center, last = mean(name, size), window(name, size)
-        return math.sqrt(math.fsum((v - center) ** 2 for v in sorted(last)) / len(last))
-
-    def divide(left: float, right: float) -> float:
-        if right == 0:
-            return math.nan if left == 0 or left != left else math.copysign(math.inf, left)
-        return left / right
-
-    functions: dict[str, Any] = {
-        "median": median,
-        "mad": mad,
-        "mean": mean,
-        "std": std,
-        "min": lambda name, size: min(window(name, size)),
-        "max": lambda name, size: max(window(name, size)),
-        "rise": lambda name, size: divide(now[name], median(name, size)),
-        "zscore": lambda name, size: divide(now[name] - median(name, size), spread(name, size)),
+def past_of(state: State) -> dict[tuple[str, int | None], list[float]]:
+    return {
+        (name, at if each else None): list(series.values)
+        for (name, each, _), found in state.series.items()
+        for at, series in enumerate(found)
     }
-    import ast
-
-    def value(tree: ast.expr) -> Any:
-        match tree:
-            case ast.Constant(value=number):
-                return float(number)
-            case ast.Name(id=name):
-                return now[name]
-            case ast.Call(
-                func=ast.Name(id=function), args=[ast.Name(id=name), ast.Constant(value=n)]
-            ):
-                return functions[function](name, n)
-            case ast.BinOp(left=left, op=op, right=right):
-                a, b = value(left), value(right)
-                match op:
-                    case ast.Add():
-                        return a + b
-                    case ast.Sub():
-                        return a - b
-                    case ast.Mult():
-                        return a * b
-                    case ast.Div():
-                        return divide(a, b)
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                a, b = value(left), value(right)
-                match op:
-                    case ast.Lt():
-                        return a < b
-                    case ast.LtE():
-                        return a <= b
-                    case ast.Gt():
-                        return a > b
-                    case ast.GtE():
-                        return a >= b
-            case ast.BoolOp(op=op, values=parts):
-                held = [value(part) for part in parts]  # all of them: one unknown is enough
-                return all(held) if isinstance(op, ast.And) else any(held)
-            case ast.UnaryOp(operand=operand):
-                return not value(operand)
-        raise AssertionError(ast.dump(tree))
-
-    return bool(value(ast.parse(when, mode="eval").body))
 
 
-@settings(max_examples=300, deadline=None)
-@given(when=conditions(), history=st.lists(pending, max_size=60))
-def test_the_tables_verdict_is_that_of_the_full_rule(
-    when: str, history: list[dict[str, float]]
-) -> None:
-    job = Job(policy_of(when))
-    for now in history:
-        past = {
-            name: list(job.state.series[name].values) if name in job.state.series else []
-            for name in NAMES
-        }
-        armed = bool(job.state.rules["rule"].budget(job.state.policy.rules[0]))
-        armed = armed and len(job.state.flagged) < 8
-        verdict = job.step(**now)
+steps = st.lists(st.tuples(pending, vectors), max_size=50)
+
+
+@settings(max_examples=400, deadline=None)
+@given(when=conditions(), history=steps)
+def test_the_tables_verdict_is_that_of_the_full_rule(when: str, history: list[Any]) -> None:
+    job = Job(policy_of(when), layout=LAYOUT)
+    naive = Naive(when, frozenset(LAYERED), LATE, ("web", "code"), len(GROUPS))
+    [rule] = job.state.policy.rules
+    for now, layers in history:
+        past = past_of(job.state)
+        budget = min(job.state.rules["rule"].budget(rule), job.state.table.budget)
+        verdict = job.take_step(now, layers)
         try:
-            expected = naive(when, past, now)
-        except (UnknownError, KeyError):  # KeyError: the pending step lacks a signal
+            expected = naive.holds(past, now, layers)
+            naive.move_on()
+        except UnknownError:
             expected = False
+            try:
+                naive.move_on()
+            except NearError:
+                assume(False)
+        except NearError:
+            assume(False)
         if not all(math.isfinite(value) for value in now.values()):
             assert verdict.rule == REFLEX
-        elif armed:
+        elif budget:
             assert (verdict.kind is VerdictKind.VETO) == expected
     assert job.state.counts["verdict_mismatch",] == 0
 
 
+def tensor(value: Any) -> torch.Tensor:
+    return torch.tensor(math.nan if value is None else value, dtype=torch.float64)
+
+
+@settings(max_examples=100, deadline=None)
+@given(when=conditions(), history=st.lists(st.tuples(values, vectors), max_size=30))
+def test_a_residual_on_tensors_decides_as_on_floats(when: str, history: list[Any]) -> None:
+    job = Job(policy_of(when), layout=LAYOUT)
+    [residual] = job.state.table.residuals
+    on_tensors = compiled(residual.predicate, tensors=True)
+    for now, layers in history:
+        table = job.state.table
+        seen = Seen(
+            values=now, vectors=with_datasets(now, layers, LAYOUT.signals), terms=table.terms
+        )
+        if table.armed:
+            lifted = Seen(
+                values={name: tensor(value) for name, value in seen.values.items()},
+                vectors={name: tensor(value) for name, value in seen.vectors.items()},
+                terms=[tensor(term) for term in seen.terms],
+            )
+            try:
+                expected = residual.holds(seen)
+            except KeyError:
+                expected = None
+            if expected is not None:
+                assert bool(on_tensors(lifted)) is expected
+        job.take_step(now, layers)
+
+
+LIMITED = """
+version: 1
+defaults: {after: 0, limit: 5 per 30 steps}
+rebaseline: 8 steps
+signals: {reward: of the user}
+limits: {run: 7 per 40 steps, causes: {data: 6 per 35 steps}}
+rules:
+  - name: one
+    when: WHEN
+    do: skip_batch
+    labels: {cause: data}
+    ladder: [{clip_update: {to: 0.5}, limit: 2 per 20 steps}, skip_batch]
+  - name: two
+    when: grad_norm > 1.2 * median(grad_norm, 5)
+    do: {clip_update: {to: 0.9 * update_norm}}
+    labels: {cause: data}
+    cooldown: 3 steps
+  - name: three
+    when: loss > 2
+    do: skip_batch
+    for: 2 steps
+"""
+
+
 @settings(max_examples=150, deadline=None)
-@given(when=conditions(), history=st.lists(pending, max_size=80), lag=st.integers(1, 6))
-def test_limits_hold_and_nothing_broken_enters_the_past(
-    when: str, history: list[dict[str, float]], lag: int
+@given(
+    when=conditions(),
+    history=st.lists(st.tuples(pending, vectors), max_size=80),
+    lag=st.integers(1, 6),
+)
+def test_limits_hold_under_late_tables_and_nothing_broken_enters_the_past(
+    when: str, history: list[Any], lag: int
 ) -> None:
-    job = Job(policy_of(when), lag=lag)
-    for now in history:
-        job.step(**now)
-    by_rule = [seq for seq in job.vetoes() if job.verdicts[seq].rule == "rule"]
-    # Tables that were made before the others' vetoes were known may give one each.
-    assert all(
-        later - first >= 30 for first, later in zip(by_rule, by_rule[5 + lag - 1 :], strict=False)
-    )
-    for series in job.state.series.values():
-        assert all(math.isfinite(value) for value in series.values)
+    job = Job(LIMITED.replace("WHEN", json.dumps(when)), lag=lag, layout=LAYOUT)
+    for now, layers in history:
+        job.take_step(now | {"update_norm": 1.0}, layers)
+    stopped = [
+        (seq, verdict.rule)
+        for seq, verdict in enumerate(job.verdicts)
+        if verdict.kind is not VerdictKind.APPLY and verdict.rule != REFLEX
+    ]
+
+    def at_most(count: int, window: int, *rules: str) -> None:
+        seqs = [seq for seq, rule in stopped if rule in rules]
+        pairs = zip(seqs, seqs[count:], strict=False)
+        assert all(later - first >= window for first, later in pairs)
+
+    at_most(7, 40, "one", "two", "three")
+    at_most(6, 35, "one", "two")
+    at_most(5, 30, "two")
+    at_most(5, 30, "three")
+    at_most(1, 4, "two")
+    for found in job.state.series.values():
+        for series in found:
+            assert all(math.isfinite(value) for value in series.values)
+    rungs = [record.rung for record in job.records if isinstance(record, Climbed)]
+    assert all(rung in (0, before + 1) for before, rung in zip([0, *rungs], rungs, strict=False))
 
 
 events = st.lists(
@@ -220,6 +274,7 @@ events = st.lists(
             seq=st.integers(0, 60),
             step=st.integers(-5, 60),
             values=pending,
+            vectors=vectors,
             verdict=st.builds(
                 Verdict,
                 kind=st.sampled_from(VerdictKind),
@@ -227,8 +282,13 @@ events = st.lists(
                 table_seq=st.integers(-1, 60),
             ),
             lr_factor=st.sampled_from([1.0, 1.0, 0.5]),
+            declared=st.sampled_from([(), (), (), (Change.BATCH_SIZE,), tuple(Change)]),
         ),
-        st.builds(Registered, epoch=st.integers(0, 3), signals=st.just(tuple(SIGNALS))),
+        st.builds(
+            Registered,
+            epoch=st.integers(0, 3),
+            layout=st.sampled_from([LAYOUT, Layout(signals=("loss",)), Layout(signals=())]),
+        ),
         st.builds(
             Ack,
             id=st.integers(0, 60).map(lambda seq: f"0-{seq}-lost-rollback"),
@@ -241,34 +301,50 @@ events = st.lists(
     max_size=60,
 )
 
-TWO_RULES = policy_of(
+MANY_RULES = policy_of(
     "loss > 1.5 * median(loss, 8)",
-    "  - name: lost\n    when: grad_norm > 1.2 * median(grad_norm, 5)\n    for: 2 steps\n"
-    "    do: {rollback: {soak: 2 steps}}\n",
+    """\
+  - name: lost
+    when: grad_norm > 1.2 * median(grad_norm, 5)
+    for: 2 steps
+    do: {rollback: {soak: 2 steps}}
+    hold_off: {resume: 3 steps}
+    ladder: [{scale_lr: {by: 0.5, over: 9 steps}}, alert]
+  - name: layered
+    when: any_layer(ratio_dip > 1.1 * ewma(ratio_dip, 0.5)) and consecutive(loss > 1) > 1
+    layers: ['blocks.*', head]
+    do: {reset_moments: {layers: matched}}
+    mode: observe
+  - name: of-datasets
+    when: any_dataset(zscore(dataset_loss, 5, scale=log) > 2) or age(reward > 1) > 3
+    do: alert
+""",
 )
 
 
-@settings(max_examples=200, deadline=None)
+def saved(state: State) -> str:
+    return json.dumps(snapshot(state))
+
+
+@settings(max_examples=250, deadline=None)
 @given(sequence=events, cut=st.integers(0, 60))
 def test_any_events_are_survived_and_a_snapshot_continues_as_if_never_taken(
     sequence: list[Observation | Registered | Ack], cut: int
 ) -> None:
-    policy = parse_policy(TWO_RULES, "test.yaml")
+    policy = parse_policy(MANY_RULES, "test.yaml")
     whole, halved = State(policy), State(policy)
     for at, event in enumerate(sequence):
         if at == cut:
-            halved = restore(json.loads(json.dumps(snapshot(halved))), policy)
+            halved = restore(json.loads(saved(halved)), policy)
         outputs, again = step(whole, event), step(halved, event)
-        assert outputs == again
-    assert json.dumps(snapshot(whole)) == json.dumps(snapshot(halved))
+        assert repr(outputs) == repr(again)  # repr: NaN in a vector equals nothing
+    assert saved(whole) == saved(halved)
     assert len(whole.outstanding) <= 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.text(max_size=60), conditions(), numbers()))
 def test_any_text_is_an_expression_or_an_error_with_a_place(text: str) -> None:
-    from trimtab.controller.engine.expression import ExpressionError
-
     try:
         parse(text, condition=True)
     except ExpressionError as error:

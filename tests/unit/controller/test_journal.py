@@ -13,6 +13,7 @@ from drive import SKIP_LOUD_LOSS, Job
 from trimtab.controller.engine.model import (
     Ack,
     Event,
+    Layout,
     Observation,
     Outcome,
     Rebaselined,
@@ -20,7 +21,8 @@ from trimtab.controller.engine.model import (
     Verdict,
     VerdictKind,
 )
-from trimtab.controller.engine.state import State, restore, snapshot
+from trimtab.controller.engine.snapshot import restore, snapshot
+from trimtab.controller.engine.state import State
 from trimtab.controller.engine.step import step
 from trimtab.controller.journal import Entry, Journal
 from trimtab.controller.loader import parse_policy
@@ -36,7 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def a_run(steps: int = 120) -> list[Event]:
     """The events of a run in which the loss jumps for good."""
     job = Job(SKIP_LOUD_LOSS + "rebaseline: 5 steps\n")
-    events: list[Event] = [Registered(epoch=0, signals=("loss",))]
+    events: list[Event] = [Registered(epoch=0, layout=Layout(signals=("loss",)))]
     for at in range(steps):
         values = {"loss": math.nan if at == 90 else 2.0 + at % 3 / 10 + (6.0 if at > 70 else 0.0)}
         verdict = job.step(**values)
@@ -47,7 +49,7 @@ def a_run(steps: int = 120) -> list[Event]:
 def test_events_come_back_as_they_were(journal: Journal) -> None:
     events: list[Event | str] = [
         "0123456789ab",
-        Registered(epoch=1, signals=("loss", "lr")),
+        Registered(epoch=1, layout=Layout(signals=("loss", "lr"))),
         Observation(
             seq=3,
             step=2,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from drive import SKIP_LOUD_LOSS
 
-from trimtab.controller.engine.model import Observation
+from trimtab.controller.engine.model import Layout, Observation
 from trimtab.controller.run_actor import RunActor
 
 
@@ -14,7 +14,7 @@ def test_the_past_is_replayed_under_the_policy_of_then(tmp_path: Path) -> None:
 
     async def live() -> RunActor:
         actor = RunActor("r", ("p.yaml", SKIP_LOUD_LOSS), store, "127.0.0.1")
-        await actor.register("session", 1, "AdamW", ("loss",))
+        await actor.register("session", 1, "AdamW", Layout(signals=("loss",)))
         for at in range(60):
             loss = 9.0 if at == 50 else 2.0 + at % 3 / 100
             actor._move(Observation(seq=at, step=at, values={"loss": loss}))

@@ -3,12 +3,13 @@
 import math
 from dataclasses import replace
 
-from drive import SKIP_LOUD_LOSS, Job
+from drive import SCALARS, SKIP_LOUD_LOSS, Job
 
 from trimtab.controller.engine.model import (
     NO_TABLE,
     REFLEX,
     Action,
+    Layout,
     Mode,
     Observation,
     Outcome,
@@ -17,7 +18,6 @@ from trimtab.controller.engine.model import (
     Verdict,
     VerdictKind,
 )
-from trimtab.controller.engine.signals import SIGNALS
 from trimtab.controller.engine.step import step
 
 
@@ -68,7 +68,7 @@ def test_one_nan_is_vetoed_and_changes_nothing_afterwards() -> None:
     job.calm(50, seed=1)
     twin.calm(50, seed=1)
     assert job.vetoes() == [100]
-    assert job.state.residuals == twin.state.residuals
+    assert job.state.terms == twin.state.terms
 
 
 def test_nan_without_end_is_vetoed_without_end() -> None:
@@ -96,8 +96,7 @@ def test_a_late_table_still_guards_and_its_budget_bounds_the_vetoes() -> None:
     for _ in range(40):
         job.step(loss=6.0)
     assert job.vetoes()[0] == 100
-    # each of the lag's tables may give what was left of the ten when it was made
-    assert len(job.vetoes()) <= 10 + job.lag
+    assert len(job.vetoes()) == 10  # vetoes that an old table does not know count against it too
 
 
 def test_a_table_that_never_renews_expires_and_leaves_the_reflex() -> None:
@@ -286,7 +285,7 @@ def test_a_rollback_aims_before_the_onset_and_rewinds_the_past() -> None:
     [directive] = job.directives
     assert directive.arguments == {"skip": 10.0, "before_step": 52.0}
     twin.calm(52)
-    assert job.state.residuals == twin.state.residuals
+    assert job.state.terms == twin.state.terms
     job.calm(100)
     assert len(job.directives) == 1
 
@@ -298,7 +297,7 @@ def test_steps_that_go_back_are_a_resume() -> None:
     job.step(loss=2.0)
     twin.calm(60)
     twin.step(loss=2.0)
-    assert job.state.residuals == twin.state.residuals
+    assert job.state.terms == twin.state.terms
 
 
 def test_what_was_sent_again_counts_once() -> None:
@@ -315,16 +314,16 @@ def test_a_restarted_job_keeps_the_past_and_closes_what_it_never_answered() -> N
     job = Job(LR_JUMP, answering=False)
     job.calm(50, loss=2.0, lr=1.0)
     job.step(loss=2.0, lr=8.0)
-    job.take(step(job.state, Registered(epoch=1, signals=tuple(SIGNALS))))
+    job.take(step(job.state, Registered(epoch=1, layout=Layout(signals=SCALARS))))
     assert job.outcomes()[job.directives[0].id] is Outcome.FAILED
-    assert job.state.series["loss"].values  # the past is still there
+    assert job.state.series["loss", False, False][0].values  # the past is still there
     assert job.state.table.epoch == 1
 
 
 def test_an_lr_that_a_restart_sets_is_no_jump() -> None:
     job = Job(LR_JUMP)
     job.calm(50, loss=2.0, lr=0.1)
-    job.take(step(job.state, Registered(epoch=1, signals=tuple(SIGNALS))))
+    job.take(step(job.state, Registered(epoch=1, layout=Layout(signals=SCALARS))))
     job.seq = 0
     job.calm(50, loss=2.0, lr=1.0)
     assert job.decisions() == []
@@ -332,8 +331,9 @@ def test_an_lr_that_a_restart_sets_is_no_jump() -> None:
 
 def test_a_rule_whose_signal_is_not_measured_is_inactive() -> None:
     job = Job()
-    job.take(step(job.state, Registered(epoch=1, signals=("grad_norm",))))
-    assert job.state.residuals == {"loud-loss": None}
+    job.take(step(job.state, Registered(epoch=1, layout=Layout(signals=("grad_norm",)))))
+    assert job.state.inactive == {"loud-loss": frozenset({"loss"})}
+    assert job.state.table.armed == ()
 
 
 def test_a_verdict_that_the_table_does_not_give_is_counted() -> None:

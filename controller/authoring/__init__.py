@@ -1,0 +1,1 @@
+"""Tools for people who write policies: explain, test, describe, format, JSON Schema."""
