@@ -19,6 +19,10 @@ protos: setup  ## Regenerate protos/*_pb2*
 	@tools/protos.sh
 protos-check: setup  ## Is the generated code fresh?
 	@tools/protos.sh --check
+policies: setup  ## Lay out policies/*.yaml, renew their pages and the JSON Schema
+	@$(RUN) trimtab policy schema > policies/policy.schema.json
+	@$(RUN) trimtab policy fmt policies/*.yaml
+	@mkdir -p docs/policies && for file in policies/*.yaml; do $(RUN) trimtab policy docs $$file > docs/policies/$$(basename $$file .yaml).md; done
 floor: setup  ## The agent on the oldest protobuf and grpcio
 	@tools/floor.sh
 wheel: setup  ## Build sdist and wheel, and look into the wheel
@@ -32,4 +36,4 @@ clean:  ## Remove what was built
 setup:
 	@tools/setup.sh
 
-.PHONY: help demo test check lint types contracts protos protos-check floor wheel bench format clean setup
+.PHONY: help demo test check lint types contracts protos protos-check policies floor wheel bench format clean setup

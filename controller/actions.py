@@ -244,7 +244,8 @@ class Reader:
                 arguments[key] = read
         self._complete(action, given or {}, arguments, options, at)
         self._ranges(action, arguments, at)
-        return ActionCall(action=action, arguments=arguments, options=options)
+        texts = {key: str(value) for key, value in (given or {}).items()}
+        return ActionCall(action=action, arguments=arguments, options=options, texts=texts)
 
     def _complete(
         self,
@@ -302,7 +303,11 @@ class Reader:
             self.document.at(at, f"{UNDO_LR_JUMP} takes no arguments")
         lr = Signal("lr")
         by = Operation(Operator.DIV, (Past("median", lr, float(UNDO_WINDOW_STEPS)), lr))
-        return ActionCall(action=Action.SCALE_LR, arguments={"by": by, "over": Constant(0.0)})
+        return ActionCall(
+            action=Action.SCALE_LR,
+            arguments={"by": by, "over": Constant(0.0)},
+            texts={"by": f"median(lr, {UNDO_WINDOW_STEPS}) / lr"},
+        )
 
 
 _MAX = 1.7e308

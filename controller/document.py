@@ -48,7 +48,13 @@ class Document:
         self.problems: list[Problem] = []
         self.values: dict[Place, yaml.Node] = {}
         self.keys: dict[Place, yaml.Node] = {}
-        loader = yaml.SafeLoader(text)
+        try:
+            loader = yaml.SafeLoader(text)
+        except yaml.reader.ReaderError as error:
+            before = text[: error.position]
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            message = f"not YAML: character #x{error.character:04x} is not allowed"
+            raise PolicyError(name, [Problem(line, column, message)]) from None
         try:
             root = loader.get_single_node()
             self.content = None if root is None else self._plain(loader, root, ())

@@ -55,8 +55,6 @@ class SimulatedJob:
         declared: tuple[Change, ...] = (),
     ) -> Verdict:
         """Judge a pending step with these signals and tell the engine."""
-        while self._ends and self._ends[0][0] <= self.seq:
-            self.lr_factor /= self._ends.pop(0)[1]
         table = self.tables[-self.lag]
         since = table.seq if table else self.seq
         stopped = ((s, v) for s, v in enumerate(self.verdicts) if v.kind is not VerdictKind.APPLY)
@@ -82,6 +80,8 @@ class SimulatedJob:
         self.seq += 1
         self.step_number += 1
         self.take(step(self.state, observation))
+        while self._ends and self._ends[0][0] <= self.seq:
+            self.lr_factor /= self._ends.pop(0)[1]
         return verdict
 
     def take(self, outputs: Outputs) -> None:

@@ -5,6 +5,7 @@ Called by `trimtab policy explain`, and by `describing` for the page of a policy
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from trimtab.controller.actions import ACTIONS
 from trimtab.controller.engine.expression import Constant, Node, Signal, signals
@@ -59,17 +60,14 @@ def _does(rule: Rule) -> Iterator[str]:
 
 
 def _spelled_call(call: ActionCall) -> str:
-    parts = [f"{name} {_number(node)}" for name, node in call.arguments.items() if _said(node)]
-    parts += [f"{name} {word}" for name, word in call.options.items()]
-    return call.action + (f" ({', '.join(parts)})" if parts else "")
+    said = {name: f"{n.value:g}" for name, n in call.arguments.items() if _worth_saying(n)}
+    said |= call.options
+    said |= call.texts
+    return call.action + (f" ({', '.join(f'{k}: {v}' for k, v in said.items())})" if said else "")
 
 
-def _said(node: Node) -> bool:
-    return not (isinstance(node, Constant) and node.value == 0)
-
-
-def _number(node: Node) -> str:
-    return f"{node.value:g}" if isinstance(node, Constant) else "by an expression"
+def _worth_saying(node: Node) -> TypeGuard[Constant]:
+    return isinstance(node, Constant) and node.value != 0
 
 
 def _limits(policy: Policy, rule: Rule) -> Iterator[str]:

@@ -37,19 +37,20 @@ def formatted(text: str, name: str) -> str:
 
 
 def _spaced(lines: list[str]) -> list[str]:
-    """Put an empty line before every rule but the first and before every top-level key."""
+    """Put an empty line, and no more, before `rules:` and before every rule but the first."""
     spaced: list[str] = []
-    for at, line in enumerate(lines):
-        top = re.match(r"[a-z_]+:", line) is not None and at > 0
-        rule = re.match(r"  - name:", line) is not None
-        last = spaced[-1] if spaced else ""
-        first = last.rstrip(": ") == "rules"
-        if ((top and line.startswith("rules:")) or (rule and not first)) and last:
-            comment = len(spaced)
-            while comment and spaced[comment - 1].lstrip().startswith("#"):
-                comment -= 1
-            if comment and spaced[comment - 1]:
-                spaced.insert(comment, "")
+    rules = 0
+    for line in lines:
+        rules += line.startswith("  - name:")
+        if line.startswith("rules:") or (line.startswith("  - name:") and rules > 1):
+            start = len(spaced)
+            while start and spaced[start - 1].lstrip().startswith("#"):
+                start -= 1  # comments belong to what follows them
+            if start and spaced[start - 1]:
+                spaced.insert(start, "")
+        elif line.startswith("  - name:"):
+            while spaced and not spaced[-1]:
+                spaced.pop()
         spaced.append(line)
     return spaced
 

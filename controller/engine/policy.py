@@ -29,6 +29,8 @@ class ActionCall:
     action: Action
     arguments: Mapping[str, Node] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """How the arguments were spelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
