@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from trimtab.controller.actions import OBSERVE_ONLY, Reader
 from trimtab.controller.document import Document, Place, PolicyError, Problem
-from trimtab.controller.engine.expression import Node
+from trimtab.controller.engine.expression import Node, Past, walk
 from trimtab.controller.engine.model import ARMED_ACTIONS, REFLEX, Mode
 from trimtab.controller.engine.policy import Limit, Policy, Rule, Rung
 from trimtab.controller.engine.signals import SIGNALS
@@ -190,6 +190,7 @@ def _rules(document: Document, shape: PolicyShape, bodies: dict[int, _Body]) -> 
         names.add(entry.name)
         body = bodies[index]
         _check_actions(document, entry, body)
+        _check_for(document, shape, entry, body, at)
         yield _rule(entry, shape.defaults, body)
 
 
@@ -224,6 +225,19 @@ def _check_actions(document: Document, entry: RuleShape, body: _Body) -> None:
                 )
         if sum(call.action in ARMED_ACTIONS for call in rung.do) > 1:
             document.at(place, "skip_batch and clip_update exclude one another")
+
+
+def _check_for(
+    document: Document, shape: PolicyShape, entry: RuleShape, body: _Body, at: Place
+) -> None:
+    """Refuse a rule that can never decide: what it flags is the new level before `for` is over."""
+    compares = any(isinstance(part, Past) for part in walk(body.when))
+    if compares and entry.for_ > shape.rebaseline:
+        document.at(
+            (*at, "for"),
+            f"for: {entry.for_} steps cannot be reached: after `rebaseline: {shape.rebaseline}"
+            " steps` the values that match are the new level; raise rebaseline or lower for",
+        )
 
 
 def _check_causes(document: Document, shape: PolicyShape) -> None:

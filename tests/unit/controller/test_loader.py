@@ -241,3 +241,13 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"version: \xe9")
     with pytest.raises(PolicyError, match="not UTF-8"):
         load_policy(tmp_path / "latin.yaml")
+
+
+def test_a_rule_that_waits_longer_than_its_level_lasts_is_refused() -> None:
+    text = (
+        "version: 1\nrules:\n  - name: a\n    when: loss > 2 * median(loss, 16)\n"
+        "    for: 16 steps\n    do: alert\n"
+    )
+    assert parse_policy(text, "p.yaml").rules[0].for_steps == 16
+    with pytest.raises(PolicyError, match=r"p\.yaml:5:10: for: 17 steps cannot be reached"):
+        parse_policy(text.replace("16 steps", "17 steps"), "p.yaml")
