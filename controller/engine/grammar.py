@@ -6,6 +6,7 @@ Only whitelisted syntax is accepted; nothing is ever run as Python.  Called by t
 import ast
 import difflib
 import math
+import warnings
 from dataclasses import dataclass
 
 from trimtab.controller.engine.expression import (
@@ -55,7 +56,8 @@ def parse(text: str, *, condition: bool, own_signals: frozenset[str] = frozenset
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters", MAX_LENGTH)
     try:
-        tree = ast.parse(text, mode="eval")
+        with warnings.catch_warnings(action="ignore"):  # `1if` is legal, and warned of on stderr
+            tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
         # CPython gives offset 0 for "the text ended too soon".
         offset = error.offset - 1 if error.offset else len(text)
