@@ -15,6 +15,14 @@ def _number(name: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
+def _share(name: str, default: float) -> float:
+    try:
+        value = float(os.environ.get(name, ""))
+    except ValueError:
+        return default
+    return value if 0.0 < value <= 1.0 else default
+
+
 def _run_name() -> str:
     name = _variable("TRIMTAB_RUN") or _variable("TORCHELASTIC_RUN_ID")
     return name if name and name != "none" else f"{socket.gethostname()}-{os.getpid()}"
@@ -39,3 +47,17 @@ class GuardConfig:
         default_factory=lambda: _number("TRIMTAB_RESTORE_BUDGET_BYTES", 1 << 30)
     )
     """Host memory per rank for restore points (TRIMTAB_RESTORE_BUDGET_BYTES), 1 GiB; 0: none."""
+
+    sketch_every_steps: int = field(
+        default_factory=lambda: _number("TRIMTAB_SKETCH_EVERY_STEPS", 10)
+    )
+    """Steps between two measurements of what is costly (TRIMTAB_SKETCH_EVERY_STEPS): the sketch of
+    m/sqrt(v) and its dip, parameter norms, dead neurons."""
+
+    overhead_budget: float = field(default_factory=lambda: _share("TRIMTAB_OVERHEAD_BUDGET", 0.02))
+    """Share of a step's time from which on they are measured more rarely
+    (TRIMTAB_OVERHEAD_BUDGET)."""
+
+    compile: str = field(default_factory=lambda: _variable("TRIMTAB_COMPILE", "auto") or "auto")
+    """Whether the probe is compiled (TRIMTAB_COMPILE): "always", "never", or "auto": where a rank
+    holds so many elements that the seconds it takes, once, pay."""

@@ -6,21 +6,27 @@ raises into the training loop, and every rank takes part in every collective, wh
 """
 
 import logging
-import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+import trimtab
 from trimtab.agent.actions.scale_lr import LrFactor
 from trimtab.agent.actions.skip_batch import Veto
 from trimtab.agent.channel import Channel, JobDescription
+from trimtab.agent.clock import Clock
 from trimtab.agent.config import GuardConfig
 from trimtab.agent.data import DataPosition, Loader
-from trimtab.agent.probe import SUMS, probe_for
+from trimtab.agent.groups import GroupOf
+from trimtab.agent.observing import Layout as VectorLayout
+from trimtab.agent.observing import Reading, Told
+from trimtab.agent.probe.measure import Measured, Probe
 from trimtab.agent.ranks import Ranks
+from trimtab.agent.registration import Registration, RegistrationError, register
 from trimtab.agent.restore import RestoreRing
 from trimtab.controller.engine.model import (
     DECLARED,
@@ -36,6 +42,7 @@ from trimtab.controller.engine.model import (
     Verdict,
     VerdictKind,
 )
+from trimtab.controller.engine.signals import of_dataset, with_datasets
 from trimtab.controller.engine.verdict import judge
 from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import wire
@@ -47,6 +54,9 @@ STOPPED_KEPT = 1000
 
 DECLARED_KEPT = 64
 """Declared changes remembered for tables that do not know of them yet."""
+
+MAX_SKETCH_EVERY = 1000
+"""Steps between two sketches above which an agent over its budget does not go."""
 
 _EXPIRED = "the armed table has expired: only the reflex guards (non-finite values)"
 
@@ -71,16 +81,26 @@ class Guard:
         *,
         scheduler: Any = None,
         loader: Loader | None = None,
+        scaler: Any = None,
+        groups: GroupOf | None = None,
+        datasets: Sequence[str] = (),
+        signals: Sequence[str] = (),
         config: GuardConfig | None = None,
     ) -> None:
         """Hook into the optimizer.
 
         Args:
             model: What the optimizer trains; its state is part of a restore point.
-            optimizer: Any torch optimizer; exact for Adam and AdamW, gradients only for others.
+            optimizer: Any torch optimizer.  The pending update is exact for those listed in
+                docs/agent.md; of others the applied one is measured, a step later.
             scheduler: LR scheduler, rolled back with the rest.
             loader: A function from batch index to batch or a sequence of batches, so that a
                 rollback can move the data position; any other iterable cannot be moved.
+            scaler: GradScaler, for the signal loss_scale; rolled back with the rest.
+            groups: From the name of a parameter to that of its layer group; by default by module
+                structure, one group a block (`trimtab.agent.groups.group_of`).
+            datasets: Names that `observe(dataset=...)` will be given, the same on every rank.
+            signals: Names of the job's own signals in `observe(signals=...)`, likewise.
             config: Settings; by default from the TRIMTAB_* variables.
         """
         self.config = config or GuardConfig()
@@ -88,14 +108,18 @@ class Guard:
         """Job-wide numbers of the last step and what was done with it; the same on every rank."""
         self.failures = 0
         """Steps on which something of trimtab's failed; training went on without it."""
+        self.scaler_skips = 0
+        """Steps that a GradScaler threw away by itself; trimtab has no part in them."""
+        self.refusal = ""
+        """Why this job is not guarded at all; empty when it is."""
 
-        self._optimizer = optimizer
-        self._probe = probe_for(optimizer)
+        self._optimizer, self._scaler = optimizer, scaler
         self._ranks = Ranks()
+        self._told = Told(datasets, signals)
         self._position = DataPosition(loader)
         self._veto = Veto(optimizer)
         self._lr_factor = LrFactor(optimizer)
-        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._ring = RestoreRing(
             {name: part for name, part in parts.items() if part is not None},
             self.config.restore_budget_bytes,
@@ -103,18 +127,35 @@ class Guard:
         self._step, self._seq = 0, 0
         self._stepped, self._in_turn = True, False
         self._scale = 1.0
-        self._loss_sum: Tensor | float = 0.0
-        self._losses = 0
+        self._thrown_away = False
+        self._sketch_every = max(1, self.config.sketch_every_steps)
+        self._clock = Clock(self.config.overhead_budget)
         self._stopped: deque[tuple[int, str]] = deque(maxlen=STOPPED_KEPT)
         self._declared: list[tuple[int, Change]] = []
         self._directive: Directive | None = None
         self._answered: dict[str, Ack] = {}
         self._said: set[str] = set()
-        self._channel = self._open_channel()
+        self._channel: Channel | None = None
+        # Not for a compiled optimizer.step to look into.
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
+            optimizer.register_step_post_hook(_uncompiled(self._after_step)),
         ]
+        self._guarding = False
+        registration = self._register(model, groups)
+        if registration is None:
+            return
+        self._groups = registration.groups
+        self._probe = Probe(
+            optimizer,
+            registration.places,
+            len(registration.groups),
+            neurons=registration.neurons,
+            compile=self.config.compile,
+        )
+        self._layout = VectorLayout(len(registration.groups), self._told.names, self._probe.signals)
+        self._channel = self._open_channel()
+        self._guarding = True
 
     def steps(self, stop: int, start: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) until `stop` optimizer steps are done.
@@ -140,12 +181,45 @@ class Guard:
             except (StopIteration, IndexError):
                 break
             yield self._step, batch
+            if not self._hooks:  # closed by the loop: a turn is all that can be counted
+                self._step, self._stepped = self._step + 1, True
         self.close()
 
-    def observe(self, loss: Tensor | float) -> None:
-        """Tell the loss of this rank's batch; of several before a step, the mean counts."""
-        self._loss_sum = self._loss_sum + (loss.detach() if isinstance(loss, Tensor) else loss)
-        self._losses += 1
+    def observe(
+        self,
+        loss: Tensor | float,
+        *,
+        dataset: str | None = None,
+        grad_norm: Tensor | float | None = None,
+        tokens: Tensor | float | None = None,
+        signals: Mapping[str, Tensor | float] | None = None,
+    ) -> None:
+        """Tell of this rank's batch; of several calls before a step, the means count.
+
+        Tensors stay where they are: nothing waits for a device.
+
+        Args:
+            loss: Mean loss of the batch.
+            dataset: Where the batch is from, one of the Guard's `datasets`.
+            grad_norm: Of the gradient before clipping, as `clip_grad_norm_` returns it.
+            tokens: In the batch, on this rank; added up, not averaged.
+            signals: The job's own, by the names that the Guard was given.
+        """
+        told: dict[str, Tensor | float] = {"loss": loss, **(signals or {})}
+        if dataset is not None:
+            told[of_dataset(dataset)] = loss
+        if grad_norm is not None:
+            told["unclipped_grad_norm"] = grad_norm
+        for name, value in told.items():
+            try:
+                self._told.add(name, value)
+            except Exception as error:  # noqa: BLE001  must not reach the training loop
+                known = ", ".join(self._told.names)
+                self._say(
+                    f"observe() was told {name}, which is left out: {error!r}; known: {known}"
+                )
+        if tokens is not None:
+            self._told.add_tokens(tokens)
 
     def declare(self, change: str) -> None:
         """Say that the next step differs by intention, so that it is not taken for a spike.
@@ -165,8 +239,25 @@ class Guard:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._guarding = False
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+    def _register(self, model: nn.Module, groups: GroupOf | None) -> Registration | None:
+        facts = {
+            "trimtab": trimtab.__version__,
+            "datasets and signals": ", ".join(self._told.names),
+            "sketch_every_steps": str(self._sketch_every),
+        }
+        try:
+            return register(self._ranks, model, self._optimizer, facts, groups)
+        except RegistrationError as error:
+            self.refusal = str(error)
+        log.error("trimtab: this job is NOT guarded: %s", self.refusal)
+        return None
 
     def _open_channel(self) -> Channel | None:
         if not self._ranks.leading:
@@ -180,124 +271,154 @@ class Guard:
         job = JobDescription(
             run=self.config.run,
             world_size=self._ranks.size,
-            layout=Layout(signals=self._probe.signals),
+            layout=self.layout,
             optimizer=type(self._optimizer).__name__,
         )
         return Channel(self.config.address, job)
+
+    @property
+    def layout(self) -> Layout:
+        """What the job measures, as its controller knows it."""
+        dips = ("ratio_dip", "ratio_dip_pvalue") if self._probe.sketches else ()
+        return Layout(
+            signals=(*self._told.names, "tokens", "lr", *self._probe.signals, *dips),
+            layer_groups=self._groups,
+            layer_signals=(*self._probe.signals, *dips),
+        )
 
     def _before_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Step pre-hook: measure, judge, agree, act on the pending update."""
+        if not self._guarding:
+            return
         self._put_back()  # of a step that raised before its post-hook
         if len(args) > 1 or kwargs.get("closure") is not None:
             self._say(
                 "optimizer.step(closure) computes gradients too late to be judged; not guarded"
             )
             return
-        if getattr(self._optimizer, "grad_scale", None) is not None:
-            self._say(
-                "a GradScaler leaves unscaling to a fused optimizer, whose gradients cannot be read"
-                " here yet; not guarded (call scaler.unscale_(optimizer) before, or fused=False)"
-            )
-            return
         if self._directive is not None:  # a loop of the user's own: no turn of steps() came
             self._guarded("between two steps", self._carry_out)
         factor = self._lr_factor.at(self._step)
-        vector = self._measure(factor)
+        sketched = self._seq % self._sketch_every == 0
+        with self._clock:
+            vector = self._measure(factor, sketched=sketched)
         try:
             # Collectives: joined by every rank whatever failed on it, or the others would wait.
-            sums = self._ranks.total(vector).tolist()
-            payload, table_seq = self._ranks.share(*self._propose(sums, factor))
+            total = self._ranks.total(vector)
+            with self._clock:
+                reading = self._read(total, factor)
+                proposal = self._propose(reading, factor)
+            payload, table_seq = self._ranks.share(*proposal)
         except Exception as error:  # noqa: BLE001  a peer is gone; the job will notice too
             self._failed("a collective", error)
-            self.close()
+            self._guarding = False
+            self._hang_up()
             return
-        self._guarded("judging a step", lambda: self._act(sums, factor, payload, table_seq))
+        self._guarded("judging a step", lambda: self._act(reading, factor, payload, table_seq))
         self._lr_factor.apply(factor * self._scale)
 
-    def _measure(self, factor: float) -> Tensor:
-        """Return this rank's share of the job's sums; a failed one says so in its last place."""
-        vector = torch.zeros(len(SUMS) + 4, dtype=torch.float64)
+    def _measure(self, factor: float, *, sketched: bool) -> Tensor:
+        """Return this rank's share of the job's sums, or one that says that measuring failed."""
         try:
-            # Replicas hold the same numbers: each counts for its share.
-            vector[: len(SUMS)] = self._probe.measure(factor) / self._ranks.size
-            if self._losses:
-                vector[-4], vector[-3] = float(self._loss_sum) / self._losses, 1.0
-            vector[-2] = float(
-                any(p.grad is not None for g in self._optimizer.param_groups for p in g["params"])
-            )
+            found_inf = getattr(self._optimizer, "found_inf", None)
+            measured: Measured = self._probe.measure(factor, slow=sketched)
+            if self._ranks.leading:
+                self._tell_of_itself()
+            vector = self._layout.vector(
+                measured,
+                self._told.vector(measured.sums.device),
+                scaler_skips=found_inf is not None and float(found_inf) > 0.0,
+            ).cpu()
         except Exception as error:  # noqa: BLE001  must not reach the training loop
             self._failed("measuring a step", error)
-            vector.zero_()
-            vector[-1] = 1.0
-        self._loss_sum, self._losses = 0.0, 0
+            vector = self._layout.failed(sketched=sketched)
+        self._told.clear()
         return vector
 
-    def _propose(self, sums: list[float], factor: float) -> tuple[bytes, int]:
+    def _tell_of_itself(self) -> None:
+        """Add what the leader alone knows of the job, and what trimtab costs it."""
+        if self._scaler is not None:
+            self._told.add("loss_scale", float(self._scaler.get_scale()))
+        if self._clock.step_s is not None:
+            self._told.add("step_time", self._clock.step_s)
+            self._told.add("agent_overhead", self._clock.overhead)
+            if self._clock.over_budget() and self._sketch_every < MAX_SKETCH_EVERY:
+                self._sketch_every *= 2
+                log.warning(
+                    "trimtab: the agent takes %.2f %% of a step, TRIMTAB_OVERHEAD_BUDGET is %g %%:"
+                    " sketches and parameter norms only every %d steps from now on",
+                    100 * self._clock.overhead,
+                    100 * self.config.overhead_budget,
+                    self._sketch_every,
+                )
+        self._told.add("sketch_every_steps", float(self._sketch_every))
+
+    def _read(self, total: Tensor, factor: float) -> Reading | None:
+        """Return the job-wide numbers of the step; None if they are no whole step."""
+        reading = None
+        try:
+            reading = self._layout.reading(total)
+        except Exception as error:  # noqa: BLE001  the other ranks wait in the next collective
+            self._failed("judging a step", error)
+        if reading is None or reading.failed:
+            return None
+        if reading.scaler_skips:
+            self._thrown_away = True
+            self.scaler_skips += 1
+            self._say("the GradScaler skips steps by itself where gradients overflow; not guarded")
+            return None
+        if not reading.with_gradients:
+            self._say("no parameter has a gradient: there is no update to judge")
+            return None
+        lr = float(self._optimizer.param_groups[0]["lr"]) * factor
+        return replace(reading, values={**reading.values, "lr": lr})
+
+    def _propose(self, reading: Reading | None, factor: float) -> tuple[bytes, int]:
         """Return what the leader announces of this step, and the table it judged by."""
         payload, verdict = b"", Verdict()
         if not self._ranks.leading:
             return payload, NO_TABLE
         try:
-            values = self._values(sums, factor)
-            verdict = self._verdict(values, factor) if values else verdict
+            verdict = self._verdict(reading, factor) if reading is not None else verdict
             payload = self._announcement(verdict)
         except Exception as error:  # noqa: BLE001  nor may the other ranks wait for it
             self._failed("judging a step", error)
         return payload, verdict.table_seq
 
-    def _act(self, sums: list[float], factor: float, payload: bytes, table_seq: int) -> None:
+    def _act(self, reading: Reading | None, factor: float, payload: bytes, table_seq: int) -> None:
         """Do what the leader announced and write down what was seen.  On every rank."""
         verdict = self._heard(payload, table_seq)
         if verdict.kind is VerdictKind.VETO:
             self._veto.arm()
         elif verdict.kind is VerdictKind.SCALE:
             self._scale = verdict.scale
-        values = self._values(sums, factor)
-        if not values:
+        if reading is None:
             return
+        self._sketch_every = int(reading.values["sketch_every_steps"])
         self.observation = Observation(
             seq=self._seq,
             step=self._step,
-            values=values,
+            values=reading.values,
+            vectors=reading.vectors,
             verdict=verdict,
             lr_factor=factor,
             declared=tuple(change for seq, change in self._declared if seq == self._seq),
             batch=self._position.index - 1 if self._position.index else None,
+            ratio_sketch=reading.ratio_sketch,
         )
         if self._channel is not None:
             self._channel.send(self.observation)
 
-    def _values(self, sums: list[float], factor: float) -> dict[str, float]:
-        """Return signal to value from the job-wide sums; nothing if they are no whole step."""
-        loss_sum, losses, with_gradients, failed = sums[len(SUMS) :]
-        if failed:
-            return {}
-        if not with_gradients:
-            self._say("no parameter has a gradient: there is no update to judge")
-            return {}
-        grad_sq, update_sq, exp_avg_sq, exp_avg_sq_sq, nonfinite = sums[: len(SUMS)]
-        measured = {
-            "grad_norm": math.sqrt(grad_sq),
-            "update_norm": math.sqrt(update_sq),
-            "exp_avg_norm": math.sqrt(exp_avg_sq),
-            "exp_avg_sq_norm": math.sqrt(exp_avg_sq_sq),
-            "nonfinite_count": float(round(nonfinite)),
-            "lr": float(self._optimizer.param_groups[0]["lr"]) * factor,
-        }
-        if losses:
-            measured["loss"] = loss_sum / losses
-        return {name: measured[name] for name in self._probe.signals if name in measured}
-
-    def _verdict(self, values: dict[str, float], factor: float) -> Verdict:
+    def _verdict(self, reading: Reading, factor: float) -> Verdict:
         """Judge the step by the newest table.  On the leader."""
         table = self._table()
         since = table.seq if table is not None else self._seq
         verdict = judge(
             table,
-            values,
-            {},
+            reading.values,
+            with_datasets(reading.values, reading.vectors, self._told.names),
             seq=self._seq,
             lr_factor=factor,
             spent=Counter(rule for seq, rule in self._stopped if seq > since),
@@ -348,6 +469,14 @@ class Guard:
     def _after_step(self, *_: Any) -> None:
         """Step post-hook: put one-step changes back and count."""
         self._put_back()
+        if self._guarding:
+            self._guarded("measuring what was applied", self._probe.after_step)
+        self._clock.step_done(
+            sketched=self._seq % self._sketch_every == 0, every=self._sketch_every
+        )
+        if self._thrown_away:  # the GradScaler took no step, so this was none
+            self._thrown_away = False
+            return
         self._step += 1
         self._seq += 1
         self._stepped = True
@@ -423,6 +552,7 @@ class Guard:
         if not self._ranks.agree(ready=point is not None) or point is None:
             self._answer(directive, Outcome.FAILED, error or "another rank could not load its part")
             return
+        self._probe.forget()
         self._step = point.step
         self._position.index = point.index + int(directive.arguments["skip"])
         self._answer(
@@ -474,3 +604,11 @@ class Guard:
         if message not in self._said:
             self._said.add(message)
             log.warning("trimtab: %s", message)
+
+
+_Hook = TypeVar("_Hook", bound=Callable[..., None])
+
+
+def _uncompiled(hook: _Hook) -> _Hook:
+    hidden: _Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return hidden

@@ -29,24 +29,43 @@ class Ranks:
             dist.all_reduce(values, group=self._group)
         return values
 
+    def least(self, values: Tensor) -> Tensor:
+        """Return the least of each element over all ranks, in place."""
+        if self._group is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.MIN, group=self._group)
+        return values
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return the payload of every rank, all of one length, in the order of the ranks."""
+        if self._group is None:
+            return [payload]
+        mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        theirs = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(theirs, mine, group=self._group)
+        return [bytes(one.tolist()) for one in theirs]
+
     def share(self, payload: bytes, note: int) -> tuple[bytes, int]:
         """Return the leader's payload and note on every rank; one broadcast if it is empty."""
+        return self._share_from(LEADER, payload, note)
+
+    def share_from(self, rank: int, payload: bytes) -> bytes:
+        """Return the payload of one rank on every rank."""
+        return self._share_from(rank, payload, 0)[0]
+
+    def _share_from(self, rank: int, payload: bytes, note: int) -> tuple[bytes, int]:
         if self._group is None:
             return payload, note
         head = torch.tensor([len(payload), note], dtype=torch.int64)
-        dist.broadcast(head, LEADER, group=self._group)
+        dist.broadcast(head, rank, group=self._group)
         size, note = (int(number) for number in head)
         if size == 0:
             return b"", note
         body = torch.empty(size, dtype=torch.uint8)
-        if self.leading:
+        if self.rank == rank:
             body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        dist.broadcast(body, LEADER, group=self._group)
+        dist.broadcast(body, rank, group=self._group)
         return bytes(body.tolist()), note
 
     def agree(self, *, ready: bool) -> bool:
         """Return whether every rank is ready."""
-        vote = torch.tensor([int(ready)])
-        if self._group is not None:
-            dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=self._group)
-        return bool(vote.item())
+        return bool(self.least(torch.tensor([int(ready)])).item())

@@ -9,13 +9,11 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import sqlalchemy.exc
 
-from trimtab.controller.engine import sketch
 from trimtab.controller.engine.model import (
     Climbed,
     Decision,
@@ -28,6 +26,7 @@ from trimtab.controller.engine.model import (
     Record,
     Registered,
 )
+from trimtab.controller.engine.sketch import with_dips
 from trimtab.controller.engine.snapshot import adopt, restore, snapshot
 from trimtab.controller.engine.state import State
 from trimtab.controller.engine.step import Outputs, step
@@ -322,16 +321,7 @@ class RunActor(rpc.SteeringServicer):
 
     def _observation(self, message: pb.Observation) -> Observation:
         layout = self._state.layout
-        observation = wire.observation_from_pb(message, layout)
-        if not message.ratio_sketch:
-            return observation
-        groups = len(layout.layer_groups)
-        values, vectors = sketch.dips(sketch.counts_of(message.ratio_sketch, groups))
-        return replace(
-            observation,
-            values={**observation.values, **values},
-            vectors={**observation.vectors, **vectors},
-        )
+        return with_dips(wire.observation_from_pb(message, layout), layout)
 
     def _replayed(self) -> State:
         saved, later = self._journal.load(self._run)

@@ -79,6 +79,7 @@ def pb_from_observation(observation: Observation, layout: Layout) -> pb.Observat
         verdict=pb_from_verdict(observation.verdict),
         lr_factor=observation.lr_factor,
         declared=observation.declared,
+        ratio_sketch=observation.ratio_sketch,
     )
     if vectors:
         absent = (math.nan,) * len(layout.layer_groups)
@@ -112,6 +113,7 @@ def observation_from_pb(message: pb.Observation, layout: Layout) -> Observation:
         lr_factor=message.lr_factor,
         declared=tuple(Change(name) for name in message.declared),
         batch=message.batch if message.HasField("batch") else None,
+        ratio_sketch=tuple(message.ratio_sketch),
     )
 
 

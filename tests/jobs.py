@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trimtab.agent import Guard, GuardConfig
+from trimtab.agent.probe.measure import Measured
 from trimtab.controller.engine.model import Action, Directive
 
 ALONE = GuardConfig(address=None, run="test", restore_every_steps=10)
@@ -47,7 +48,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 def with_controller(guard: Guard, policy: str) -> LoopbackController:
     """Put the engine behind a guard in place of a controller."""
-    controller = LoopbackController(policy, guard._probe.signals)
+    controller = LoopbackController(policy, guard.layout)
     guard._channel = controller  # type: ignore[assignment]
     return controller
 
@@ -150,10 +151,10 @@ def broken_probe_on_one_rank(rank: int, folder: Path) -> dict[str, Any]:
     model, optimizer, scheduler, guard = small_run()
     measure, seen = guard._probe.measure, []
 
-    def flaky(factor: float) -> Tensor:
+    def flaky(factor: float, *, slow: bool) -> Measured:
         if rank == 1 and 5 <= guard._step < 10:
             raise RuntimeError("broken probe")
-        return measure(factor)
+        return measure(factor, slow=slow)
 
     guard._probe.measure = flaky  # type: ignore[method-assign]
     for _, batch in guard.steps(15):

@@ -11,6 +11,7 @@ from trimtab.controller.engine.model import (
     Record,
     Registered,
 )
+from trimtab.controller.engine.sketch import with_dips
 from trimtab.controller.engine.state import State
 from trimtab.controller.engine.step import step
 from trimtab.controller.loader import parse_policy
@@ -19,9 +20,9 @@ from trimtab.controller.loader import parse_policy
 class LoopbackController:
     """Answers every observation at once."""
 
-    def __init__(self, policy: str, signals: tuple[str, ...]) -> None:
+    def __init__(self, policy: str, layout: Layout) -> None:
         self.state = State(parse_policy(policy, "test.yaml"))
-        registered = Registered(epoch=0, layout=Layout(signals=signals))
+        registered = Registered(epoch=0, layout=layout)
         self.table: ArmedTable | None = step(self.state, registered).table
         self.directives: deque[Directive] = deque()
         self.observations: list[Observation] = []
@@ -31,6 +32,8 @@ class LoopbackController:
     def send(self, message: Observation | Ack) -> None:
         """Take a message through the engine."""
         (self.acks if isinstance(message, Ack) else self.observations).append(message)  # type: ignore[arg-type]
+        if isinstance(message, Observation):
+            message = with_dips(message, self.state.layout)
         outputs = step(self.state, message)
         self.records += outputs.records
         self.table = outputs.table or self.table

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 
+import lion_pytorch
 import torch
+
+from trimtab.agent.probe.measure import Place, Probe
 
 Parameters = list[torch.nn.Parameter]
 Make = Callable[[Parameters], torch.optim.Optimizer]
@@ -22,6 +25,13 @@ OPTIMIZERS: dict[str, Make] = {
     "tensor-lr": lambda p: torch.optim.AdamW(
         p, lr=torch.tensor(1e-2), weight_decay=0.0, fused=True
     ),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+    "nadam-decay": lambda p: torch.optim.NAdam(p, lr=1e-2, weight_decay=0.1),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, weight_decay=0.1),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.1),
+    "sgd-nesterov": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+    "lion": lambda p: lion_pytorch.Lion(p, lr=1e-3, weight_decay=0.0),
 }
 
 
@@ -39,5 +49,13 @@ def set_gradients(params: Parameters, seed: int) -> None:
 
 def bytes_of(params: Parameters, optimizer: torch.optim.Optimizer) -> list[bytes]:
     tensors = [*params, *(p.grad for p in params if p.grad is not None)]
-    tensors += [t for s in optimizer.state.values() for t in s.values()]
+    tensors += [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
     return [t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
+
+
+def probe_of(optimizer: torch.optim.Optimizer, compiling: str = "never") -> Probe:
+    """Return a probe with two layer groups, parameters taking turns."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    places = {p: Place(at % 2, 1.0) for at, p in enumerate(params)}
+    neurons = [p for p in params if p.dim() == 2]
+    return Probe(optimizer, places, 2, neurons=neurons, compile=compiling)

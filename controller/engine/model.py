@@ -146,6 +146,9 @@ class Observation:
     """What the job declared since the step before."""
     batch: int | None = None
     """Data position of the step's batch, where the guard owns it."""
+    ratio_sketch: tuple[int, ...] = ()
+    """Elements per bin of m/sqrt(v), all bins of the first layer group, then of the second, ...;
+    empty: not sketched in this step.  `sketch.with_dips` turns it into ratio_dip."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,13 @@ SIGNALS: dict[str, SignalInfo] = {
         layered=True,
         scaled_by_lr=True,
     ),
+    "applied_update_norm": SignalInfo(
+        meaning="L2 norm of the update as it was applied in the step before, weight decay included;"
+        " of optimizers whose pending update cannot be worked out",
+        layered=True,
+        late=True,
+        scaled_by_lr=True,
+    ),
     "param_norm": SignalInfo(meaning="L2 norm of the parameters", layered=True),
     "update_ratio_norm": SignalInfo(
         meaning="update_norm over param_norm", layered=True, scaled_by_lr=True
@@ -83,6 +90,16 @@ SIGNALS: dict[str, SignalInfo] = {
     "loss_scale": SignalInfo(meaning="factor of the gradient scaler (fp16)"),
     "step_time": SignalInfo(meaning="wall time of the step in seconds", late=True),
     "tokens": SignalInfo(meaning="tokens in the step's batch over all ranks"),
+    "agent_overhead": SignalInfo(
+        meaning="share of the leader's wall time that the agent takes, mean of the steps before,"
+        " 0 to 1",
+        late=True,
+    ),
+    "sketch_every_steps": SignalInfo(
+        meaning="steps between two measurements of what is costly: ratio_dip, param_norm,"
+        " dead_fraction",
+        late=True,
+    ),
 }
 """Name to what it is."""
 

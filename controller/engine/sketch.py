@@ -3,25 +3,19 @@
 Histograms of shards add up to that of the whole.  The dip statistic (Hartigan and Hartigan, 1985)
 is 0 for a unimodal distribution and grows as it parts in two; the Adam instability paper
 (arXiv 2304.09871, section 7.1) proposes it as a measure of modality.  The bins are filled by the
-agent; the dip is worked out by the run actor when an observation comes.
+agent; the dip is worked out before an observation enters the engine.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import diptest
 import numpy as np
 import numpy.typing as npt
 
-BINS = 256
-LOW, HIGH = -4.0, 4.0
-"""Edges of the outermost bins, which also take what lies beyond.
-
-|m/sqrt(v)| is at most (1 - beta1)/sqrt(1 - beta2) for one gradient after silence: 3.2 with Adam's
-defaults.  With steady gradients it is at most about 1."""
-
-BIN_WIDTH = (HIGH - LOW) / BINS
-"""1/32: the dip is that of the values moved by at most half of this."""
+from trimtab.controller.engine.bins import BINS, HIGH, LOW
+from trimtab.controller.engine.model import Layout, Observation
 
 SAMPLES = 256
 """Values that a histogram is read as: its quantiles at (i + 0.5)/256.
@@ -32,6 +26,23 @@ by the share of values in the fullest bin (from the bins)."""
 _EDGES = np.linspace(LOW, HIGH, BINS + 1)
 
 Counts = npt.NDArray[np.int64]
+
+
+def with_dips(observation: Observation, layout: Layout) -> Observation:
+    """Return the observation with the dips of its sketch in place of the sketch.
+
+    Raises:
+        ValueError: If the sketch does not fit the registered layer groups.
+    """
+    if not observation.ratio_sketch:
+        return observation
+    values, vectors = dips(counts_of(observation.ratio_sketch, len(layout.layer_groups)))
+    return replace(
+        observation,
+        values={**observation.values, **values},
+        vectors={**observation.vectors, **vectors},
+        ratio_sketch=(),
+    )
 
 
 def counts_of(flat: Sequence[int], groups: int) -> Counts:

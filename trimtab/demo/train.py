@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from trimtab.agent import Guard
-from trimtab.agent.probe import SUMS, probe_for
+from trimtab.agent.probe.applied import Applied
 from trimtab.demo import workload
 
 
@@ -90,8 +90,8 @@ def _seen(guard: Guard) -> dict[str, Any]:
 def _unguarded(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Callable[[Tensor], None], Callable[[], dict[str, Any]]]:
-    """Return what measures a run that nothing guards: its job-wide loss and pending update norm."""
-    probe, update_at = probe_for(optimizer), SUMS.index("update_sq")
+    """Return what measures a run that nothing guards: its job-wide loss and update norm."""
+    applied = Applied()
     line: dict[str, Any] = {"vetoed": False}
 
     def observe(loss: Tensor) -> None:
@@ -99,10 +99,16 @@ def _unguarded(
         dist.all_reduce(mean)
         line["loss"] = float(mean)
 
-    def measure(*_: Any) -> None:
-        line["update_norm"] = math.sqrt(float(probe.measure(1.0)[update_at]))
+    def before(*_: Any) -> None:
+        applied.before(
+            (0, 1.0, p.detach().reshape(-1)) for g in optimizer.param_groups for p in g["params"]
+        )
 
-    optimizer.register_step_pre_hook(measure)
+    def after(*_: Any) -> None:
+        line["update_norm"] = math.sqrt(float(applied.after(1)))
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
     return observe, lambda: dict(line)
 
 

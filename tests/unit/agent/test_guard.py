@@ -238,8 +238,9 @@ def test_whatever_fails_in_the_guard_the_step_is_taken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small_run()
-    for name in ("_values", "_heard", "_between_steps"):
+    for name in ("_heard", "_between_steps"):
         monkeypatch.setattr(run[3], name, lambda *_: 1 / 0)
+    monkeypatch.setattr(run[3]._layout, "reading", lambda *_: 1 / 0)
     losses = train(run, 20)
     assert losses[-1] < losses[0]
     assert run[3].failures >= 20
@@ -271,26 +272,52 @@ def test_a_closure_is_not_guarded_and_said_once(caplog: pytest.LogCaptureFixture
     assert guard.observation is None
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_gradients_that_a_scaler_has_not_unscaled_are_not_judged(
-    caplog: pytest.LogCaptureFixture, unscaled: bool
-) -> None:
-    model, optimizer, _, guard = small_run()
+def test_gradients_are_read_without_the_scalers_factor(fused: bool, unscaled: bool) -> None:
+    model, optimizer, _, guard = small_run(fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for _, batch in guard.steps(3):
         loss = loss_of(model, batch)
         scaler.scale(loss).backward()
         guard.observe(loss)
+        scale = 1.0 if unscaled else 1024.0
         if unscaled:
             scaler.unscale_(optimizer)
-        real = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+        real = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())) / scale
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        if unscaled:
-            assert guard.observation is not None
-            assert guard.observation.values["grad_norm"] == pytest.approx(real, rel=1e-5)
-    assert ("GradScaler leaves unscaling" in caplog.text) != unscaled
+        assert guard.observation is not None
+        assert guard.observation.values["grad_norm"] == pytest.approx(real, rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_its_own(fused: bool) -> None:
+    model, optimizer, _, _ = run = small_run(fused=fused)
+    run[3].close()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+    guard = Guard(model, optimizer, loader=batch_of, scaler=scaler, config=ALONE)
+    seen = []
+    for step, batch in guard.steps(6):
+        overflow = len(seen) == 3
+        loss = loss_of(model, batch)
+        scaler.scale(loss * (math.inf if overflow else 1.0)).backward()
+        guard.observe(loss)
+        before = snapshot_of(model, optimizer)
+        scaler.step(optimizer)
+        assert (snapshot_of(model, optimizer) == before) == overflow
+        scaler.update()
+        optimizer.zero_grad()
+        assert guard.observation is not None
+        seen.append((step, guard.observation.seq, guard.observation.verdict.kind))
+    assert [step for step, _, _ in seen] == [0, 1, 2, 3, 3, 4, 5]
+    assert [seq for _, seq, _ in seen] == [0, 1, 2, 2, 3, 4, 5]
+    assert {kind for _, _, kind in seen} == {VerdictKind.APPLY}
+    # Torch does not even call an optimizer that is not fused.
+    assert guard.scaler_skips == (1 if fused else 0)
+    assert guard.observation is not None
+    assert guard.observation.values["loss_scale"] == 512.0
 
 
 def test_restore_points_over_the_budget_are_given_up_and_said(
@@ -323,3 +350,29 @@ def test_without_an_address_the_reflex_guards_and_it_is_said(
     assert math.isnan(losses[5]) and not any(math.isnan(x) for x in losses[6:])
     assert "only the reflex guards" in caplog.text
     assert jobs.ALONE.address is None
+
+
+def test_when_a_peer_is_gone_the_loop_goes_on_unguarded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small_run()
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("connection reset by peer")
+
+    monkeypatch.setattr(run[3]._ranks, "total", gone)
+    assert len(train(run, 20)) == 20
+    assert caplog.text.count("connection reset by peer") == 1
+    assert run[3].observation is None
+
+
+def test_a_guard_that_the_loop_closes_lets_it_go_on() -> None:
+    model, optimizer, _, guard = small_run()
+    steps = []
+    for step, batch in guard.steps(6):
+        steps.append(step)
+        if step == 2:
+            guard.close()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    assert steps == list(range(6))

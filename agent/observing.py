@@ -1,0 +1,165 @@
+"""What the training loop tells of a step, and the vector that the ranks add up.
+
+One fixed layout on every rank: the probe's sums, what was told, counts of ranks, and in some steps
+the sketch.  Everything in it is a sum, float64.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.agent.probe.measure import Measured
+from trimtab.agent.probe.sums import LAYER_SIGNALS, SUMS, signals_of
+from trimtab.controller.engine.bins import BINS
+from trimtab.controller.engine.signals import of_dataset
+
+_NEVER_ABSENT = frozenset(
+    {"grad_norm", "update_norm", "exp_avg_norm", "exp_avg_sq_norm", "nonfinite_count"}
+)
+"""Signals whose NaN means a NaN in the step, not that there is nothing to tell."""
+
+
+class Told:
+    """What `guard.observe` said since the last step, on this rank.  Never waits for a device."""
+
+    def __init__(self, datasets: Sequence[str] = (), signals: Sequence[str] = ()) -> None:
+        self.names = (
+            "loss",
+            "unclipped_grad_norm",
+            "loss_scale",
+            "step_time",
+            "agent_overhead",
+            "sketch_every_steps",
+            *map(of_dataset, datasets),
+            *signals,
+        )
+        """Signals whose mean over the ranks that told them counts, in order."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the step is done."""
+        self._sums: dict[str, Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+        self._tokens: Tensor | float | None = None
+
+    def add(self, name: str, value: Tensor | float) -> None:
+        """Take a value; of several before a step, the mean counts.
+
+        Raises:
+            KeyError: If the name was not given to the Guard.
+        """
+        if name not in self.names:
+            raise KeyError(name)
+        value = value.detach() if isinstance(value, Tensor) else value
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def add_tokens(self, tokens: Tensor | float) -> None:
+        """Take a number of tokens; all of a step count together, over all ranks."""
+        tokens = tokens.detach() if isinstance(tokens, Tensor) else tokens
+        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    def vector(self, device: torch.device) -> Tensor:
+        """Return (mean, 1) of each name or (0, 0), then tokens and whether there are any."""
+        parts: list[Tensor | float] = []
+        for name in self.names:
+            if name in self._sums:
+                parts += [self._sums[name] / self._counts[name], 1.0]
+            else:
+                parts += [0.0, 0.0]
+        parts += [0.0, 0.0] if self._tokens is None else [self._tokens, 1.0]
+        return torch.stack(
+            [
+                part.to(device, torch.float64).reshape(())
+                if isinstance(part, Tensor)
+                else torch.tensor(part, dtype=torch.float64, device=device)
+                for part in parts
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The job-wide numbers of a step."""
+
+    values: Mapping[str, float]
+    vectors: Mapping[str, tuple[float, ...]]
+    ratio_sketch: tuple[int, ...]
+    with_gradients: bool
+    failed: bool
+    """Whether a rank could not measure: nothing else holds then."""
+    scaler_skips: bool
+    """Whether a GradScaler throws this step away by itself."""
+
+
+class Layout:
+    """Where everything is in the vector."""
+
+    def __init__(self, groups: int, told: Sequence[str], signals: Sequence[str]) -> None:
+        """Lay out the vector.
+
+        Args:
+            groups: Number of layer groups.
+            told: `Told.names`.
+            signals: Signals of the probe that are reported.
+        """
+        self._groups = groups
+        self._told = told
+        self._signals = tuple(signals)
+        self._rows = [LAYER_SIGNALS.index(name) for name in signals]
+
+    def vector(self, measured: Measured, told: Tensor, *, scaler_skips: bool) -> Tensor:
+        """Return this rank's part."""
+        sums = measured.sums
+        # A rank without gradients has no element that counts.
+        own = sums[:, SUMS.index("elements")].sum() > 0
+        flags = torch.stack([own.double(), torch.zeros_like(sums[0, 0])])
+        flags[1] = float(scaler_skips)
+        parts = [flags, told.to(sums.device), sums.reshape(-1)]
+        if measured.sketch is not None:
+            parts.append(measured.sketch.reshape(-1))
+        return torch.cat([torch.zeros_like(flags[:1]), *parts])
+
+    def failed(self, *, sketched: bool) -> Tensor:
+        """Return the part of a rank that could not measure."""
+        size = 3 + 2 * len(self._told) + 2 + self._groups * len(SUMS)
+        vector = torch.zeros(size + (self._groups * BINS if sketched else 0), dtype=torch.float64)
+        vector[0] = 1.0
+        return vector
+
+    def reading(self, total: Tensor) -> Reading:
+        """Return what the sum of all ranks' parts says."""
+        told_at = 3
+        sums_at = told_at + 2 * len(self._told) + 2
+        sketch_at = sums_at + self._groups * len(SUMS)
+        failed, with_gradients, scaler_skips, *told = total[:sums_at].tolist()
+        sums = total[sums_at:sketch_at].view(self._groups, len(SUMS))
+        values, vectors = self._of_layers(signals_of(sums)[self._rows].tolist())
+        for name, mean, ranks in zip(self._told, told[:-2:2], told[1:-2:2], strict=True):
+            # A NaN loss is a NaN in the step; in any other it is nothing to go by.
+            if ranks and (name == "loss" or math.isfinite(mean)):
+                values[name] = mean / ranks
+        if told[-1]:
+            values["tokens"] = told[-2]
+        sketch = total[sketch_at:].round().clamp(min=0).long().tolist()
+        return Reading(
+            values=values,
+            vectors=vectors,
+            ratio_sketch=tuple(sketch),
+            with_gradients=bool(with_gradients),
+            failed=bool(failed),
+            scaler_skips=bool(scaler_skips),
+        )
+
+    def _of_layers(
+        self, rows: list[list[float]]
+    ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+        values, vectors = {}, {}
+        for name, (whole, *each) in zip(self._signals, rows, strict=True):
+            if name in _NEVER_ABSENT or math.isfinite(whole):
+                values[name] = whole
+            vectors[name] = tuple(each)
+        return values, vectors
