@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.agent.groups import GroupOf, group_of, plain_name
-from trimtab.agent.probe.measure import Place, local
+from trimtab.agent.probe.adding import Place
+from trimtab.agent.probe.measure import local
 from trimtab.agent.ranks import Ranks
 
 OUTSIDE = "outside_model"
@@ -102,7 +103,7 @@ def _held(
     for name, parameter in model.named_parameters():
         if parameter not in wanted:
             continue
-        if type(parameter).__name__ == "FlatParameter":
+        if getattr(parameter, "_is_flat_param", False):
             raise RegistrationError(
                 "FSDP1 (FullyShardedDataParallel) is not supported: its parameters are cut without"
                 " regard to layers; use FSDP2 (torch.distributed.fsdp.fully_shard)"
@@ -179,9 +180,8 @@ def _shares(
         part = local(parameter.detach())
         at = columns[entry.name]
         sizes[at] += part.numel()
-        if part is not parameter and type(parameter.data) is not Tensor:
-            continue
-        least[at] = _fingerprint(part)
+        if not hasattr(parameter, "to_local"):  # a DTensor's own layout says what it replicates
+            least[at] = _fingerprint(part)
     greatest = torch.where(least.isinf(), -torch.inf, least)
     ranks.total(sizes)
     ranks.least(least)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -269,15 +269,12 @@ def refused_job(rank: int, folder: Path) -> dict[str, Any]:
     if kind == "stages-of-one-name" and rank == 1:
         net = plain_net()
         nn.init.ones_(net.head.weight)
-    if kind == "fsdp1":
-        net = FullyShardedDataParallel(net)
     if kind == "groups" and rank == 1:
         grouping = lambda _: "all"  # noqa: E731
     if kind == "settings" and rank == 1:
         config = GuardConfig(address=None, run="layout", sketch_every_steps=7)
     if kind == "shape" and rank == 1:
-        net.head = nn.Linear(WIDTH, 1, bias=True)
-        net.frozen = nn.Parameter(torch.ones(4))
+        net.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
     if kind == "broken" and rank == 1:
         grouping = lambda _: 1 / 0  # noqa: E731
     make = torch.optim.SGD if kind == "optimizer" and rank == 1 else torch.optim.AdamW

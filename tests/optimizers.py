@@ -5,7 +5,8 @@ from collections.abc import Callable
 import lion_pytorch
 import torch
 
-from trimtab.agent.probe.measure import Place, Probe
+from trimtab.agent.probe.adding import Place
+from trimtab.agent.probe.measure import Probe
 
 Parameters = list[torch.nn.Parameter]
 Make = Callable[[Parameters], torch.optim.Optimizer]

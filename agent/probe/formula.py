@@ -63,30 +63,37 @@ class Coefficients(NamedTuple):
     root: float = 1.0
     add: float = 0.0
     eps: float = 0.0
+    bins_per_ratio: float = BINS / (HIGH - LOW)
+    bin_of_zero: float = -LOW * BINS / (HIGH - LOW)
 
 
 def pass_over(
-    form: Form, tensors: list[Tensor], numbers: Tensor, *, ratios: bool
+    form: Form, tensors: list[Tensor], numbers: Tensor, *, row: int, ratios: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the sums of a piece of an update, and the bins of m'/sqrt(v').
 
     Args:
         form: What is in `tensors`.
-        tensors: Of `form.inputs`, each of shape (rows, columns).
-        numbers: `Coefficients`, float32, shape (11,).
+        tensors: Of `form.inputs`, each flat, of one size.
+        numbers: `Coefficients`, float32, shape (13,).
+        row: Elements that are summed in float32; divides the size.
         ratios: Whether the bins are wanted.
 
     Returns:
         The first FIRST_SUMS of SUMS and the number of elements without a ratio (m' = v' = 0, or not
-        finite), float64; the bin of each element, uint8, in the shape of the inputs, 0 for those
-        without a ratio.
+        finite), float64; the bin of each element, uint8, shape (rows, row), 0 for those without a
+        ratio.
     """
+    rows = tensors[0].shape[0] // row
     k: Any = Coefficients(*numbers.unbind())  # type: ignore[arg-type]  # tensors in their place
-    given = dict(zip(form.inputs, map(_wide, tensors), strict=True))
+    shaped = [_wide(tensor.view(rows, row)) for tensor in tensors]
+    given = dict(zip(form.inputs, shaped, strict=True))
     raw = given["grad"]
-    grad = raw * k.grad
-    squared = grad * grad
-    sums = {0: squared, 7: ~torch.isfinite(raw)}
+    grad = unscaled = raw * k.grad
+    sums: dict[int, Tensor | tuple[Tensor, Tensor]] = {
+        0: (grad, grad),
+        7: raw - raw != 0,  # cheaper than isfinite
+    }
     if form.decay:
         grad = grad + given["param"] * k.decay
     direction = grad * k.u_g
@@ -95,23 +102,23 @@ def pass_over(
         past = given["exp_avg"]
         exp_avg = past * k.m_m + grad * k.m_g
         direction = direction + (past if form.sign else exp_avg) * k.u_m
-        sums |= {2: exp_avg * exp_avg, 5: raw * k.grad * past, 6: past * past}
+        sums |= {2: (exp_avg, exp_avg), 5: (unscaled, past), 6: (past, past)}
         if form.exp_avg_sq:
             exp_avg_sq = given["exp_avg_sq"] * k.v_v + grad * grad * k.v_g
-            sums |= {3: exp_avg_sq * exp_avg_sq, 4: exp_avg_sq}
+            sums |= {3: (exp_avg_sq, exp_avg_sq), 4: exp_avg_sq}
             root = exp_avg_sq.sqrt()
-            sums[8] = ((raw * k.grad).abs() < k.eps) | (root < k.eps)
+            sums[8] = torch.minimum(unscaled.abs(), root) < k.eps
             if ratios:
-                place = (exp_avg / root - LOW) * (BINS / (HIGH - LOW))
-                sums[FIRST_SUMS] = place.isnan()
-                # A NaN would be any number as an integer.
-                bins = place.nan_to_num(0.0).clamp(0, BINS - 1).to(torch.uint8)
+                place = exp_avg / root * k.bins_per_ratio + k.bin_of_zero
+                sums[FIRST_SUMS] = place != place  # noqa: PLR0124  isnan is slower
+                # By way of int32, where a NaN becomes a number that is 0 as uint8.
+                bins = place.clamp(0, BINS - 1).to(torch.int32).to(torch.uint8)
             if form.max_exp_avg_sq:
                 root = torch.maximum(exp_avg_sq, given["max_exp_avg_sq"]).sqrt()
             direction = direction / (root * k.root + k.add)
     if form.sign:
         direction = direction.sign() * k.root
-    sums[1] = direction * direction
+    sums[1] = (direction, direction)
     zero = torch.zeros((), dtype=torch.float64, device=raw.device)
     columns = [_summed(sums[at]) if at in sums else zero for at in range(FIRST_SUMS + 1)]
     return torch.stack(columns), bins
@@ -121,7 +128,15 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
-def _summed(values: Tensor) -> Tensor:
+def _summed(values: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """Return the sum of the elements, or of the products of two tensors' elements, float64."""
+    if isinstance(values, tuple):
+        one, other = values
+        if not torch.compiler.is_compiling():
+            return torch.dot(one.view(-1), other.view(-1)).double()
+        values = one * other
     if values.dtype is torch.bool:
+        if not torch.compiler.is_compiling():
+            return torch.count_nonzero(values).double()
         values = values.float()
     return values.sum(1).double().sum()

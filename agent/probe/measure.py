@@ -1,34 +1,24 @@
 """The probe of one rank: the sums of a pending update per layer group.  Called by the guard.
 
-Nothing is modified, and nothing the size of the model is kept: temporaries are O(CHUNK).
+Nothing is modified.
 """
 
-import functools
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trimtab.agent.probe.adding import Adder, Piece, Place
 from trimtab.agent.probe.applied import Applied
-from trimtab.agent.probe.formula import FIRST_SUMS, ROW, Coefficients, Form, pass_over
+from trimtab.agent.probe.formula import FIRST_SUMS, Coefficients, Form
 from trimtab.agent.probe.optimizers import Adapter, adapter_for
 from trimtab.agent.probe.sums import LAYER_SIGNALS, SUMS
 from trimtab.controller.engine.bins import BINS
 
 log = logging.getLogger(__name__)
-
-CHUNK = 1 << 17
-"""Elements that run at once where nothing is compiled: a few float32 arrays fit a core's cache."""
-
-SKETCHED_AT_ONCE = 1 << 20
-"""Elements that are sketched at once where the pass is compiled: a byte each is kept meanwhile."""
-
-BIG = 1 << 16
-"""Parameters below this are put together, since a call costs more than their elements."""
 
 COMPILED_FROM = 1 << 20
 """Local elements from which compiling (seconds, once) pays under compile="auto"."""
@@ -38,15 +28,7 @@ DEAD_AFTER_LOOKS = 10
 
 _AT = {name: at for at, name in enumerate(SUMS)}
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a parameter counts."""
-
-    row: int
-    """Its layer group."""
-    share: float
-    """What each of its local elements counts for: 1 over the number of ranks that hold it."""
+_NO_STATE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +39,6 @@ class Measured:
     """float64, shape (groups, len(SUMS))."""
     sketch: Tensor | None = None
     """Elements per bin of m'/sqrt(v'), float64, shape (groups, BINS); None: not in this step."""
-
-
-Key = tuple[Form, Coefficients, Place]
 
 
 class Probe:
@@ -90,7 +69,8 @@ class Probe:
         self._groups = groups
         self._neurons = frozenset(neurons)
         elements = sum(local(p).numel() for p in places)
-        self._compiled = compile == "always" or (compile == "auto" and elements >= COMPILED_FROM)
+        compiled = compile == "always" or (compile == "auto" and elements >= COMPILED_FROM)
+        self._adder = Adder(groups, compiled=compiled)
         self._applied = Applied() if self.adapter is None else None
         self._last_applied = torch.zeros(groups, dtype=torch.float64)
         self._param_sq: Tensor | None = None
@@ -134,15 +114,15 @@ class Probe:
         Raises:
             TypeError: For a gradient that would be measured wrongly: sparse, or not reduced yet.
         """
-        device = self._device()
-        sums = torch.zeros((self._groups, len(SUMS)), dtype=torch.float64, device=device)
         sketch = None
         if slow and self.sketches:
-            sketch = torch.zeros((self._groups, BINS), dtype=torch.float64, device=device)
-        self._run(self._pieces(lr_factor), sums, sketch)
-        if slow or self._param_sq is None:
-            self._param_sq = self._parameter_squares(device)
-            self._look_for_dead()
+            sketch = torch.zeros((self._groups, BINS), dtype=torch.float64, device=self._device())
+        with torch.no_grad():
+            found = self._adder.total(self._pending(lr_factor), sketch)
+            sums = nn.functional.pad(found, (0, len(SUMS) - FIRST_SUMS - 1))
+            if slow or self._param_sq is None:
+                self._param_sq = self._parameter_squares()
+                self._look_for_dead()
         sums[:, _AT["param_sq"]] = self._param_sq
         for parameter, quiet in self._quiet.items():
             place = self._places[parameter]
@@ -150,7 +130,7 @@ class Probe:
             sums[place.row, _AT["dead"]] += dead * place.share
             sums[place.row, _AT["neurons"]] += quiet.numel() * place.share
         if self._applied is not None:
-            sums[:, _AT["applied_sq"]] = self._last_applied.to(device)
+            sums[:, _AT["applied_sq"]] = self._last_applied.to(sums.device)
             self._applied.before(
                 (self._places[p].row, self._places[p].share, flat(p.detach()))
                 for p, _ in self._with_gradient()
@@ -175,122 +155,45 @@ class Probe:
                 if parameter.grad is not None and parameter in self._places:
                     yield parameter, group
 
-    def _pieces(self, lr_factor: float) -> Iterator[tuple[Key, list[Tensor]]]:
-        """Yield the local elements of every parameter that has a gradient, flat."""
+    def _pending(self, lr_factor: float) -> Iterator[Piece]:
+        """Yield the pending update of every parameter that has a gradient."""
         scale = getattr(self._optimizer, "grad_scale", None)
         unscale = 1.0 if scale is None else 1.0 / float(scale)
-        for parameter, group in self._with_gradient():
-            _check(parameter)
-            grad = parameter.grad
-            assert grad is not None  # noqa: S101  _with_gradient() leaves out those without
-            elements = local(grad).numel()
-            if elements == 0:
-                continue
-            if self.adapter is None:
-                form, numbers = Form(exp_avg=False), Coefficients(grad=unscale)
-                yield (form, numbers, self._places[parameter]), [flat(grad)]
-                continue
-            state = self._optimizer.state.get(parameter, {})
-            form = self.adapter.form(group)
-            numbers = self.adapter.coefficients(group, state, float(group["lr"]) * lr_factor)
-            numbers = numbers._replace(grad=numbers.grad * unscale)
-            tensors = []
-            for name in form.inputs:
-                if name == "grad":
-                    tensors.append(flat(grad))
-                elif name == "param":
-                    tensors.append(flat(parameter.detach()))
-                else:
-                    kept = state.get(self.adapter.exp_avg if name == "exp_avg" else name)
-                    # Before the first step there is no state; it begins with zeros.
-                    tensors.append(
-                        torch.zeros(1, device=local(grad).device).expand(elements)
-                        if kept is None
-                        else flat(kept)
-                    )
-            yield (form, numbers, self._places[parameter]), tensors
+        only_gradient = (Form(exp_avg=False), Coefficients(grad=unscale))
+        adapter = self.adapter
+        for group in self._optimizer.param_groups:
+            # Parameters of a group nearly always share their step, and so their numbers.
+            known: dict[tuple[Any, ...], Coefficients] = {}
+            form = only_gradient[0] if adapter is None else adapter.form(group)
+            for parameter in group["params"]:
+                grad, place = parameter.grad, self._places.get(parameter)
+                if grad is None or place is None:
+                    continue
+                _check(parameter, grad)
+                grad = local(grad)
+                if adapter is None:
+                    yield Piece(*only_gradient, place, [grad])
+                    continue
+                state = self._optimizer.state.get(parameter, _NO_STATE)
+                step = state.get("step")
+                told = (None if step is None else float(step), "momentum_buffer" in state)
+                if told not in known:
+                    numbers = adapter.coefficients(group, state, float(group["lr"]) * lr_factor)
+                    known[told] = numbers._replace(grad=numbers.grad * unscale)
+                tensors = [grad]
+                for name in form.inputs[1:]:
+                    key = adapter.exp_avg if name == "exp_avg" else name
+                    kept = parameter if name == "param" else state.get(key)
+                    # Before the first step there is no state: it begins with zeros.
+                    zeros = grad.new_zeros(1).expand(grad.shape) if kept is None else None
+                    tensors.append(local(kept) if zeros is None else zeros)
+                yield Piece(form, known[told], place, tensors)
 
-    def _parameter_squares(self, device: torch.device) -> Tensor:
+    def _parameter_squares(self) -> Tensor:
         """Return the sum of squares of the parameters per layer group."""
-        sums = torch.zeros((self._groups, len(SUMS)), dtype=torch.float64, device=device)
         form, numbers = Form(exp_avg=False), Coefficients()
-        self._run(
-            (((form, numbers, place), [flat(p.detach())]) for p, place in self._places.items()),
-            sums,
-            None,
-        )
-        return sums[:, _AT["grad_sq"]]
-
-    def _run(
-        self, pieces: Iterator[tuple[Key, list[Tensor]]], sums: Tensor, sketch: Tensor | None
-    ) -> None:
-        """Add all pieces up.  Small ones are put together, big ones are cut."""
-        limit = CHUNK
-        if self._compiled:
-            limit = SKETCHED_AT_ONCE if sketch is not None else 1 << 62
-        small: dict[Key, list[list[Tensor]]] = defaultdict(list)
-        waiting: dict[Key, int] = defaultdict(int)
-        for key, tensors in pieces:
-            elements = tensors[0].numel()
-            whole = elements // ROW * ROW if self._compiled else elements
-            if elements < BIG:
-                whole = 0
-            for start in range(0, whole, limit):
-                stop = min(whole, start + limit)
-                self._add(key, [t[start:stop] for t in tensors], sums, sketch)
-            if whole < elements:
-                small[key].append([t[whole:] for t in tensors])
-                waiting[key] += elements - whole
-                if waiting[key] >= BIG:
-                    self._add(key, _joined(small.pop(key)), sums, sketch)
-                    waiting[key] = 0
-        for key, parts in small.items():
-            self._add(key, _joined(parts), sums, sketch)
-
-    def _add(self, key: Key, tensors: list[Tensor], sums: Tensor, sketch: Tensor | None) -> None:
-        form, numbers, place = key
-        elements = tensors[0].numel()
-        ratios = sketch is not None and form.exp_avg_sq
-        padding = 0
-        compiled = self._compiled
-        if compiled and elements % ROW:
-            if form.exp_avg_sq and numbers.add == 0.0:
-                compiled = False  # what is padded with zeros would be 0/0
-            else:
-                padding = -elements % ROW
-                tensors = [torch.nn.functional.pad(t, (0, padding)) for t in tensors]
-        columns, bins = self._pass(form, tensors, numbers, ratios=ratios, compiled=compiled)
-        if padding and numbers.eps > 0.0:
-            columns[_AT["below_eps"]] -= padding
-        row = sums[place.row]
-        row[:FIRST_SUMS] += columns[:FIRST_SUMS] * place.share
-        row[_AT["elements"]] += elements * place.share
-        if sketch is not None and bins is not None:
-            counts = torch.bincount(bins.view(-1), minlength=BINS).double()
-            counts[0] -= columns[FIRST_SUMS]
-            sketch[place.row] += counts * place.share
-
-    def _pass(
-        self,
-        form: Form,
-        tensors: list[Tensor],
-        numbers: Coefficients,
-        *,
-        ratios: bool,
-        compiled: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        held = torch.tensor(numbers, dtype=torch.float32, device=tensors[0].device)
-        if compiled:
-            try:
-                return _compiled(form, ratios)([t.view(-1, ROW) for t in tensors], held)
-            except Exception as error:  # noqa: BLE001  no compiler, or it fails on this machine
-                log.warning(
-                    "trimtab: torch.compile does not work here, the probe runs uncompiled (slower):"
-                    " %s",
-                    str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
-                )
-                self._compiled = False
-        return pass_over(form, [t.reshape(1, -1) for t in tensors], held, ratios=ratios)
+        pieces = (Piece(form, numbers, place, [local(p)]) for p, place in self._places.items())
+        return self._adder.total(pieces)[:, _AT["grad_sq"]]
 
     def _look_for_dead(self) -> None:
         for parameter, _ in self._with_gradient():
@@ -319,32 +222,15 @@ def flat(tensor: Tensor) -> Tensor:
     return local(tensor).detach().reshape(-1)
 
 
-@functools.cache
-def _compiled(form: Form, ratios: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    def run(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, Tensor | None]:
-        return pass_over(form, tensors, numbers, ratios=ratios)
-
-    for_any_size: Callable[..., tuple[Tensor, Tensor | None]] = torch.compile(
-        run, dynamic=True, fullgraph=True
-    )
-    return for_any_size
-
-
-def _joined(parts: list[list[Tensor]]) -> list[Tensor]:
-    if len(parts) == 1:
-        return parts[0]
-    return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-
-def _check(parameter: nn.Parameter) -> None:
-    grad = parameter.grad
-    assert grad is not None  # noqa: S101  only called with one
+def _check(parameter: nn.Parameter, grad: Tensor) -> None:
     if grad.layout is not torch.strided:
         raise TypeError(f"gradients of layout {grad.layout} are not supported (only dense ones)")
+    if type(grad) is Tensor:
+        return
     placements = getattr(grad, "placements", ())
     if any(placement.is_partial() for placement in placements):
         raise TypeError("a DTensor gradient is not reduced yet (Partial): its norm is not known")
-    if getattr(grad, "placements", None) != getattr(parameter, "placements", None):
+    if placements != getattr(parameter, "placements", ()):
         raise TypeError("a gradient is sharded in another way than its parameter")
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from optimizers import OPTIMIZERS, Make, bytes_of, parameters, probe_of, set_gradients
 
-from trimtab.agent.probe import measure as measure_module
-from trimtab.agent.probe.measure import DEAD_AFTER_LOOKS, Place, Probe
+from trimtab.agent.probe import adding
+from trimtab.agent.probe.adding import Place
+from trimtab.agent.probe.measure import DEAD_AFTER_LOOKS, Probe
 from trimtab.agent.probe.sums import LAYER_SIGNALS, SUMS, signals_of
 from trimtab.controller.engine.bins import BINS, HIGH, LOW
 
@@ -28,8 +29,8 @@ def signals(probe: Probe, *, slow: bool = True) -> dict[str, list[float]]:
 def test_the_pending_update_is_the_one_that_is_applied(
     make: Make, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure_module, "CHUNK", chunk)
-    monkeypatch.setattr(measure_module, "BIG", chunk)
+    monkeypatch.setattr(adding, "CHUNK", chunk)
+    monkeypatch.setattr(adding, "BIG", chunk)
     params = parameters()
     optimizer = make(params)
     probe = probe_of(optimizer)
@@ -73,7 +74,8 @@ def test_the_pending_update_is_the_one_that_is_applied(
         if optimizer.param_groups[0].get("maximize"):
             del expected["grad_past_exp_avg"]
         for name, value in expected.items():
-            assert sums[name] == pytest.approx(value, rel=2e-5, abs=1e-9), name
+            near = 1e-6 if name == "grad_past_exp_avg" else 1e-9  # terms of either sign cancel
+            assert sums[name] == pytest.approx(value, rel=2e-5, abs=near), name
 
 
 def test_the_lr_factor_scales_the_update_and_nothing_else() -> None:
@@ -306,8 +308,8 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("slow", [False, True])
 def test_the_compiled_pass_measures_the_same(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_module, "BIG", 5000)
-    monkeypatch.setattr(measure_module, "SKETCHED_AT_ONCE", 1 << 13)
+    monkeypatch.setattr(adding, "BIG", 5000)
+    monkeypatch.setattr(adding, "SKETCHED_AT_ONCE", 1 << 13)
     params = [torch.nn.Parameter(torch.randn(n)) for n in (30_000, 8192, 700, 20)]
     optimizer = torch.optim.AdamW(params, lr=1e-2)
     for step in range(2):
@@ -330,7 +332,7 @@ def test_without_a_compiler_the_pass_runs_uncompiled_and_says_so(
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(measure_module, "_compiled", broken)
+    monkeypatch.setattr(adding, "compiled_pass", broken)
     params = parameters()
     optimizer = OPTIMIZERS["adamw"](params)
     set_gradients(params, 0)
