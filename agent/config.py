@@ -33,7 +33,19 @@ class GuardConfig:
     """How one Guard works."""
 
     address: str | None = field(default_factory=lambda: _variable("TRIMTAB_ADDRESS"))
-    """host:port of the controller's gateway (TRIMTAB_ADDRESS).  None: the reflex alone guards."""
+    """host:port of the controller's gateway (TRIMTAB_ADDRESS).  None: `policy` is evaluated in the
+    job itself; without one too, the reflex alone guards."""
+
+    policy: str | None = field(default_factory=lambda: _variable("TRIMTAB_POLICY"))
+    """Policy file for a job without a controller (TRIMTAB_POLICY), or the name of a shipped one:
+    "default", "observe-only", ..."""
+
+    store: str | None = field(default_factory=lambda: _variable("TRIMTAB_STORE"))
+    """SQLAlchemy URL of such a job's journal (TRIMTAB_STORE); by default trimtab.db in the current
+    folder."""
+
+    mode: str = field(default_factory=lambda: _variable("TRIMTAB_MODE", "act") or "act")
+    """ "act", or "observe": everything is judged and recorded, nothing is done (TRIMTAB_MODE)."""
 
     run: str = field(default_factory=_run_name)
     """Id of the run (TRIMTAB_RUN, else torchrun's run id, else host and process)."""

@@ -9,7 +9,9 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,9 @@ from trimtab.controller.engine.signals import of_dataset, with_datasets
 from trimtab.controller.engine.verdict import judge
 from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import wire
+
+if TYPE_CHECKING:
+    from trimtab.agent.embedded import Embedded
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +140,10 @@ class Guard:
         self._directive: Directive | None = None
         self._answered: dict[str, Ack] = {}
         self._said: set[str] = set()
-        self._channel: Channel | None = None
+        self._acts = self.config.mode == "act"
+        if not self._acts:
+            log.warning("trimtab: it only observes (TRIMTAB_MODE): nothing is done to this job")
+        self._channel: Channel | Embedded | None = None
         # Not for a compiled optimizer.step to look into.
         self._hooks = [
             optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
@@ -259,14 +267,8 @@ class Guard:
         log.error("trimtab: this job is NOT guarded: %s", self.refusal)
         return None
 
-    def _open_channel(self) -> Channel | None:
+    def _open_channel(self) -> "Channel | Embedded | None":
         if not self._ranks.leading:
-            return None
-        if self.config.address is None:
-            log.warning(
-                "trimtab: no controller (TRIMTAB_ADDRESS is not set): only the reflex guards"
-                " (non-finite values)"
-            )
             return None
         job = JobDescription(
             run=self.config.run,
@@ -274,7 +276,23 @@ class Guard:
             layout=self.layout,
             optimizer=type(self._optimizer).__name__,
         )
-        return Channel(self.config.address, job)
+        if self.config.address is not None:
+            return Channel(self.config.address, job)
+        if self.config.policy is not None:
+            try:
+                return embedded(self.config.policy, self.config.store, job)
+            except Exception as error:  # noqa: BLE001  a bad policy must not stop a training
+                log.error(  # noqa: TRY400
+                    "trimtab: the policy is NOT in force, only the reflex guards (non-finite"
+                    " values): %s",
+                    error,
+                )
+                return None
+        log.warning(
+            "trimtab: no controller (TRIMTAB_ADDRESS is not set) and no policy (TRIMTAB_POLICY):"
+            " only the reflex guards (non-finite values)"
+        )
+        return None
 
     @property
     def layout(self) -> Layout:
@@ -413,6 +431,8 @@ class Guard:
 
     def _verdict(self, reading: Reading, factor: float) -> Verdict:
         """Judge the step by the newest table.  On the leader."""
+        if not self._acts:
+            return Verdict()
         table = self._table()
         since = table.seq if table is not None else self._seq
         verdict = judge(
@@ -508,6 +528,9 @@ class Guard:
     def _carry_out(self) -> None:
         directive, self._directive = self._directive, None
         if directive is None:
+            return
+        if not self._acts:
+            self._answer(directive, Outcome.REFUSED, "the agent only observes (TRIMTAB_MODE)")
             return
         if directive.action is Action.SCALE_LR:
             self._scale_lr(directive)
@@ -612,3 +635,14 @@ _Hook = TypeVar("_Hook", bound=Callable[..., None])
 def _uncompiled(hook: _Hook) -> _Hook:
     hidden: _Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return hidden
+
+
+def embedded(policy: str, store: str | None, job: JobDescription) -> "Embedded":
+    """Return an engine in this process, for a policy file or the name of a shipped policy."""
+    # The controller's packages, which a job with a controller need not have.
+    from trimtab.agent.embedded import Embedded  # noqa: PLC0415
+
+    path = Path(policy)
+    if not path.suffix:
+        path = Path(str(files("trimtab.policies") / f"{policy}.yaml"))
+    return Embedded(path, store or "sqlite:///trimtab.db", job)

@@ -306,6 +306,7 @@ def _event_from_row(kind: str, body: dict[str, Any]) -> Event | str:
                     "verdict": Verdict(**verdict),
                     "vectors": {name: tuple(v) for name, v in body["vectors"].items()},
                     "declared": tuple(map(Change, body["declared"])),
+                    "ratio_sketch": tuple(body["ratio_sketch"]),
                 }
             )
         case "registered":

@@ -72,5 +72,5 @@ def test_groups_can_be_named_by_a_function() -> None:
 def test_fsdp1_is_refused_by_name() -> None:
     model = nn.ParameterList([FlatParameter(torch.ones(3))])
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(RegistrationError, match="FSDP1 .* is not supported.*use FSDP2"):
+    with pytest.raises(RegistrationError, match=r"FSDP1 .* is not supported.*use FSDP2"):
         register(Ranks(), model, optimizer, {})

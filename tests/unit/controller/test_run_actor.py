@@ -17,7 +17,7 @@ def test_the_past_is_replayed_under_the_policy_of_then(tmp_path: Path) -> None:
         await actor.register("session", 1, "AdamW", Layout(signals=("loss",)))
         for at in range(60):
             loss = 9.0 if at == 50 else 2.0 + at % 3 / 100
-            actor._move(Observation(seq=at, step=at, values={"loss": loss}))
+            actor._run.move(Observation(seq=at, step=at, values={"loss": loss}))
         assert await actor._write()  # and then it dies: no snapshot
         assert actor._server is not None
         assert actor._flusher is not None
@@ -25,10 +25,10 @@ def test_the_past_is_replayed_under_the_policy_of_then(tmp_path: Path) -> None:
         await actor._server.stop(None)
         return actor
 
-    before = asyncio.run(live())._state
+    before = asyncio.run(live())._run.state
     after = RunActor(
         "r", ("p.yaml", SKIP_LOUD_LOSS + "    mode: observe\n"), store, "127.0.0.1"
-    )._state
+    )._run.state
     assert before.counts["decision", "loud-loss", "skip_batch", "act"] == 1
     assert after.counts == before.counts
     assert after.policy.version != before.policy.version
