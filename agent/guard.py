@@ -29,7 +29,7 @@ from trimtab.agent.observing import Reading, Told
 from trimtab.agent.probe.measure import Measured, Probe
 from trimtab.agent.ranks import Ranks
 from trimtab.agent.registration import Registration, RegistrationError, register
-from trimtab.agent.restore import RestoreRing
+from trimtab.agent.restore import RestoreRing, restore_rng
 from trimtab.controller.engine.model import (
     DECLARED,
     NO_TABLE,
@@ -99,8 +99,9 @@ class Guard:
             optimizer: Any torch optimizer.  The pending update is exact for those listed in
                 docs/agent.md; of others the applied one is measured, a step later.
             scheduler: LR scheduler, rolled back with the rest.
-            loader: A function from batch index to batch or a sequence of batches, so that a
-                rollback can move the data position; any other iterable cannot be moved.
+            loader: A function from batch index to batch, a sequence of batches, or a loader with
+                `state_dict` (torchdata's StatefulDataLoader), so that a rollback can move the data
+                position; any other iterable cannot be moved.
             scaler: GradScaler, for the signal loss_scale; rolled back with the rest.
             groups: From the name of a parameter to that of its layer group; by default by module
                 structure, one group a block (`trimtab.agent.groups.group_of`).
@@ -518,7 +519,7 @@ class Guard:
         if (
             due
             and self._ring.capacity > 0
-            and not self._ring.save(self._step, self._position.index)
+            and not self._ring.save(self._step, self._position.now())
         ):
             self._say(
                 f"a restore point takes {self._ring.size_bytes} bytes, more than"
@@ -570,6 +571,7 @@ class Guard:
         point, error = None, ""
         try:
             point = self._ring.load(target)
+            self._position.move(point.position, int(directive.arguments["skip"]))
         except Exception as reason:  # noqa: BLE001  the other ranks must hear of it
             error = repr(reason)
         if not self._ranks.agree(ready=point is not None) or point is None:
@@ -577,7 +579,7 @@ class Guard:
             return
         self._probe.forget()
         self._step = point.step
-        self._position.index = point.index + int(directive.arguments["skip"])
+        restore_rng(point)
         self._answer(
             directive,
             Outcome.PENDING,

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from trimtab.agent.data import Position
+
 MAX_POINTS = 8
 """More points than this reach back farther than a rollback from memory is meant for."""
 
@@ -18,8 +20,8 @@ class RestorePoint:
 
     step: int
     """The optimizer step that comes next."""
-    index: int
-    """The batch that comes next."""
+    position: Position
+    """Where the data are."""
     states: dict[str, Any]
     """`state_dict` copies by part: model, optimizer, scheduler."""
     torch_rng: torch.Tensor
@@ -42,7 +44,7 @@ class RestoreRing:
         """How many points fit the budget, as far as the size of one is known."""
         return min(MAX_POINTS, self._budget_bytes // (self.size_bytes or 1))
 
-    def save(self, step: int, index: int) -> bool:
+    def save(self, step: int, position: Position) -> bool:
         """Copy the state as it is now; return whether the budget has room for a point at all.
 
         The oldest point goes when there are too many.
@@ -57,7 +59,7 @@ class RestoreRing:
         self.points.append(
             RestorePoint(
                 step=step,
-                index=index,
+                position=position,
                 states={name: _copied(state) for name, state in states.items()},
                 torch_rng=torch.get_rng_state(),
                 python_rng=random.getstate(),
@@ -76,10 +78,14 @@ class RestoreRing:
         for name, part in self._parts.items():
             # A copy: optimizers keep the tensors that they are given, and would train on ours.
             part.load_state_dict(_copied(point.states[name]))
-        torch.set_rng_state(point.torch_rng)
-        random.setstate(point.python_rng)
         self.points = [p for p in self.points if p.step <= step]
         return point
+
+
+def restore_rng(point: RestorePoint) -> None:
+    """Put the random generators back; last of all, since loading a state may draw from them."""
+    torch.set_rng_state(point.torch_rng)
+    random.setstate(point.python_rng)
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:

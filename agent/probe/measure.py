@@ -165,6 +165,7 @@ class Probe:
             # Parameters of a group nearly always share their step, and so their numbers.
             known: dict[tuple[Any, ...], Coefficients] = {}
             form = only_gradient[0] if adapter is None else adapter.form(group)
+            steps = self._steps_on_device(group)
             for parameter in group["params"]:
                 grad, place = parameter.grad, self._places.get(parameter)
                 if grad is None or place is None:
@@ -176,6 +177,9 @@ class Probe:
                     continue
                 state = self._optimizer.state.get(parameter, _NO_STATE)
                 step = state.get("step")
+                if parameter in steps:
+                    step = steps[parameter]
+                    state = {**state, "step": step}
                 told = (None if step is None else float(step), "momentum_buffer" in state)
                 if told not in known:
                     numbers = adapter.coefficients(group, state, float(group["lr"]) * lr_factor)
@@ -188,6 +192,20 @@ class Probe:
                     zeros = grad.new_zeros(1).expand(grad.shape) if kept is None else None
                     tensors.append(local(kept) if zeros is None else zeros)
                 yield Piece(form, known[told], place, tensors)
+
+    def _steps_on_device(self, group: Mapping[str, Any]) -> dict[nn.Parameter, float]:
+        """Return the step counters that are on an accelerator, read at once."""
+        found = {
+            p: step
+            for p in group["params"]
+            if p.grad is not None
+            and isinstance(step := self._optimizer.state.get(p, _NO_STATE).get("step"), Tensor)
+            and step.device.type != "cpu"
+        }
+        if not found:
+            return {}
+        numbers = torch.stack([local(step) for step in found.values()]).tolist()
+        return dict(zip(found, numbers, strict=True))
 
     def _parameter_squares(self) -> Tensor:
         """Return the sum of squares of the parameters per layer group."""
