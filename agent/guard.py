@@ -134,7 +134,7 @@ class Guard:
         self._stepped, self._in_turn = True, False
         self._scale = 1.0
         self._thrown_away = False
-        self._sketch_every = max(1, self.config.sketch_every_steps)
+        self._sketch_every = self._wanted_sketch_every = max(1, self.config.sketch_every_steps)
         self._clock = Clock(self.config.overhead_budget)
         self._stopped: deque[tuple[int, str]] = deque(maxlen=STOPPED_KEPT)
         self._declared: list[tuple[int, Change]] = []
@@ -250,6 +250,7 @@ class Guard:
         self._hooks = []
         self._guarding = False
         self._hang_up()
+        self._ranks.leave()
 
     def _hang_up(self) -> None:
         if self._channel is not None:
@@ -364,15 +365,16 @@ class Guard:
             self._told.add("step_time", self._clock.step_s)
             self._told.add("agent_overhead", self._clock.overhead)
             if self._clock.over_budget() and self._sketch_every < MAX_SKETCH_EVERY:
-                self._sketch_every *= 2
+                self._wanted_sketch_every = 2 * self._sketch_every
                 log.warning(
                     "trimtab: the agent takes %.2f %% of a step, TRIMTAB_OVERHEAD_BUDGET is %g %%:"
                     " sketches and parameter norms only every %d steps from now on",
                     100 * self._clock.overhead,
                     100 * self.config.overhead_budget,
-                    self._sketch_every,
+                    self._wanted_sketch_every,
                 )
-        self._told.add("sketch_every_steps", float(self._sketch_every))
+        # Every rank goes by what all of them heard: their vectors must be of one length.
+        self._told.add("sketch_every_steps", float(self._wanted_sketch_every))
 
     def _read(self, total: Tensor, factor: float) -> Reading | None:
         """Return the job-wide numbers of the step; None if they are no whole step."""

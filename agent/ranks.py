@@ -23,6 +23,10 @@ class Ranks:
         """Whether this process speaks for the job."""
         return self.rank == LEADER
 
+    def leave(self) -> None:
+        """Let go of the group: one that outlives `destroy_process_group` aborts at exit."""
+        self._group = None
+
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of a float64 vector over all ranks, in place."""
         if self._group is not None:
