@@ -31,7 +31,7 @@ RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.1, 3.0
 KEPT_OBSERVATIONS = 10_000
 """Observations kept for a controller that is away; older ones are dropped and counted."""
 
-_OPTIONS = [
+OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -110,23 +110,9 @@ class Channel:
 
     def _converse(self) -> None:
         """Register, then read the controller's messages until the stream ends."""
-        with grpc.insecure_channel(self._address, options=_OPTIONS) as gateway:
-            answer = rpc.GatewayStub(gateway).Register(
-                pb.RegisterRequest(
-                    protocol_version=wire.PROTOCOL_VERSION,
-                    run=self._job.run,
-                    session=self._job.session,
-                    world_size=self._job.world_size,
-                    signals=self._job.layout.signals,
-                    layer_groups=self._job.layout.layer_groups,
-                    layer_signals=self._job.layout.layer_signals,
-                    optimizer=self._job.optimizer,
-                    agent_version=trimtab.__version__,
-                ),
-                timeout=REGISTER_TIMEOUT_S,
-            )
+        answer = registered(self._address, self._job)
         self._epoch = answer.epoch
-        with grpc.insecure_channel(answer.address, options=_OPTIONS) as connection:
+        with grpc.insecure_channel(answer.address, options=OPTIONS) as connection:
             self._connection = connection
             with self._changed:
                 self._unsent.extendleft(reversed(self._sent))
@@ -187,6 +173,30 @@ class Channel:
         if self._said:
             log.warning("trimtab: controller at %s is back", self._address)
             self._said = ""
+
+
+def registered(address: str, job: JobDescription) -> pb.RegisterResponse:
+    """Register a job, or a rank of one that is registered already, and return the answer.
+
+    Raises:
+        grpc.RpcError: If the controller is away, or refuses.
+    """
+    with grpc.insecure_channel(address, options=OPTIONS) as gateway:
+        answer: pb.RegisterResponse = rpc.GatewayStub(gateway).Register(
+            pb.RegisterRequest(
+                protocol_version=wire.PROTOCOL_VERSION,
+                run=job.run,
+                session=job.session,
+                world_size=job.world_size,
+                signals=job.layout.signals,
+                layer_groups=job.layout.layer_groups,
+                layer_signals=job.layout.layer_signals,
+                optimizer=job.optimizer,
+                agent_version=trimtab.__version__,
+            ),
+            timeout=REGISTER_TIMEOUT_S,
+        )
+        return answer
 
 
 def _reason(error: Any) -> str:

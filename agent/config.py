@@ -60,6 +60,10 @@ class GuardConfig:
     )
     """Host memory per rank for restore points (TRIMTAB_RESTORE_BUDGET_BYTES), 1 GiB; 0: none."""
 
+    rank_samples: bool = field(default_factory=lambda: _number("TRIMTAB_RANK_SAMPLES", 1) != 0)
+    """Whether every rank tells the controller its own loss, batches, time and memory of each step
+    (TRIMTAB_RANK_SAMPLES; 0: no)."""
+
     sketch_every_steps: int = field(
         default_factory=lambda: _number("TRIMTAB_SKETCH_EVERY_STEPS", 10)
     )

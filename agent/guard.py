@@ -5,9 +5,11 @@ reduce, judge, consensus, actuate; between two steps: directives, restore points
 raises into the training loop, and every rank takes part in every collective, whatever fails.
 """
 
+import functools
+import json
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -27,8 +29,10 @@ from trimtab.agent.groups import GroupOf
 from trimtab.agent.observing import Layout as VectorLayout
 from trimtab.agent.observing import Reading, Told
 from trimtab.agent.probe.measure import Measured, Probe
-from trimtab.agent.ranks import Ranks
+from trimtab.agent.probe.sums import SUMS
+from trimtab.agent.ranks import LEADER, Ranks
 from trimtab.agent.registration import Registration, RegistrationError, register
+from trimtab.agent.reporter import Reporter, Sample
 from trimtab.agent.restore import RestoreRing, restore_rng
 from trimtab.controller.engine.model import (
     DECLARED,
@@ -145,6 +149,11 @@ class Guard:
         if not self._acts:
             log.warning("trimtab: it only observes (TRIMTAB_MODE): nothing is done to this job")
         self._channel: Channel | Embedded | None = None
+        self._reporter: Reporter | None = None
+        self._batch_ids: tuple[str, ...] = ()
+        self._dataset = ""
+        self._loss: Tensor | float | None = None
+        self._nonfinite: Tensor | float = 0.0
         # Not for a compiled optimizer.step to look into.
         self._hooks = [
             optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
@@ -163,7 +172,9 @@ class Guard:
             compile=self.config.compile,
         )
         self._layout = VectorLayout(len(registration.groups), self._told.names, self._probe.signals)
-        self._channel = self._open_channel()
+        job = self._describe()
+        self._channel = self._open_channel(job)
+        self._reporter = self._open_reporter(job)
         self._guarding = True
 
     def steps(self, stop: int, start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -199,6 +210,7 @@ class Guard:
         loss: Tensor | float,
         *,
         dataset: str | None = None,
+        batch_ids: Iterable[Any] = (),
         grad_norm: Tensor | float | None = None,
         tokens: Tensor | float | None = None,
         signals: Mapping[str, Tensor | float] | None = None,
@@ -210,6 +222,7 @@ class Guard:
         Args:
             loss: Mean loss of the batch.
             dataset: Where the batch is from, one of the Guard's `datasets`.
+            batch_ids: What the batch is made of, to find it again: `trimtab samples` shows them.
             grad_norm: Of the gradient before clipping, as `clip_grad_norm_` returns it.
             tokens: In the batch, on this rank; added up, not averaged.
             signals: The job's own, by the names that the Guard was given.
@@ -217,18 +230,21 @@ class Guard:
         told: dict[str, Tensor | float] = {"loss": loss, **(signals or {})}
         if dataset is not None:
             told[of_dataset(dataset)] = loss
+            self._dataset = dataset
         if grad_norm is not None:
             told["unclipped_grad_norm"] = grad_norm
         for name, value in told.items():
-            try:
-                self._told.add(name, value)
-            except Exception as error:  # noqa: BLE001  must not reach the training loop
+            if name in self._told.names:
+                self._guarded("observing a step", functools.partial(self._told.add, name, value))
+            else:
                 known = ", ".join(self._told.names)
-                self._say(
-                    f"observe() was told {name}, which is left out: {error!r}; known: {known}"
-                )
+                self._say(f"observe() was told {name}, which the Guard was not given: {known}")
         if tokens is not None:
-            self._told.add_tokens(tokens)
+            self._guarded("observing a step", lambda: self._told.add_tokens(tokens))
+        self._guarded("observing a step", lambda: self._note(batch_ids))
+
+    def _note(self, batch_ids: Iterable[Any]) -> None:
+        self._batch_ids += tuple(map(str, batch_ids))
 
     def declare(self, change: str) -> None:
         """Say that the next step differs by intention, so that it is not taken for a spike.
@@ -253,8 +269,9 @@ class Guard:
         self._ranks.leave()
 
     def _hang_up(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        for line in (self._channel, self._reporter):
+            if line is not None:
+                line.close()
 
     def _register(self, model: nn.Module, groups: GroupOf | None) -> Registration | None:
         facts = {
@@ -269,15 +286,26 @@ class Guard:
         log.error("trimtab: this job is NOT guarded: %s", self.refusal)
         return None
 
-    def _open_channel(self) -> "Channel | Embedded | None":
-        if not self._ranks.leading:
-            return None
+    def _describe(self) -> JobDescription:
+        """Return what the job says of itself, the same on every rank."""
         job = JobDescription(
             run=self.config.run,
             world_size=self._ranks.size,
             layout=self.layout,
             optimizer=type(self._optimizer).__name__,
         )
+        named = self._ranks.share_from(LEADER, json.dumps([job.run, job.session]).encode())
+        run, session = json.loads(named)
+        return replace(job, run=run, session=session)
+
+    def _open_reporter(self, job: JobDescription) -> Reporter | None:
+        if self.config.address is None or not self.config.rank_samples:
+            return None
+        return Reporter(self.config.address, job, self._ranks.rank)
+
+    def _open_channel(self, job: JobDescription) -> "Channel | Embedded | None":
+        if not self._ranks.leading:
+            return None
         if self.config.address is not None:
             return Channel(self.config.address, job)
         if self.config.policy is not None:
@@ -344,6 +372,7 @@ class Guard:
         try:
             found_inf = getattr(self._optimizer, "found_inf", None)
             measured: Measured = self._probe.measure(factor, slow=sketched)
+            self._nonfinite = measured.sums[:, SUMS.index("nonfinite")].sum()
             if self._ranks.leading:
                 self._tell_of_itself()
             vector = self._layout.vector(
@@ -354,6 +383,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001  must not reach the training loop
             self._failed("measuring a step", error)
             vector = self._layout.failed(sketched=sketched)
+        self._loss = self._told.own_loss
         self._told.clear()
         return vector
 
@@ -500,9 +530,26 @@ class Guard:
         if self._thrown_away:  # the GradScaler took no step, so this was none
             self._thrown_away = False
             return
+        if self._reporter is not None:
+            self._guarded("reporting a step", self._report)
+        self._batch_ids, self._dataset = (), ""
         self._step += 1
         self._seq += 1
         self._stepped = True
+
+    def _report(self) -> None:
+        assert self._reporter is not None  # noqa: S101  only called with one
+        self._reporter.send(
+            Sample(
+                seq=self._seq,
+                step=self._step,
+                loss=self._loss,
+                step_time_s=self._clock.step_s or 0.0,
+                nonfinite=self._nonfinite,
+                batch_ids=self._batch_ids,
+                dataset=self._dataset,
+            )
+        )
 
     def _put_back(self) -> None:
         self._veto.disarm()

@@ -46,14 +46,8 @@ class Told:
         self._tokens: Tensor | float | None = None
 
     def add(self, name: str, value: Tensor | float) -> None:
-        """Take a value; of several before a step, the mean counts.
-
-        Raises:
-            KeyError: If the name was not given to the Guard.
-        """
-        if name not in self.names:
-            raise KeyError(name)
-        value = value.detach() if isinstance(value, Tensor) else value
+        """Take a value of one of `names`; of several before a step, the mean counts."""
+        value = value.detach() if isinstance(value, Tensor) else float(value)
         self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -61,6 +55,11 @@ class Told:
         """Take a number of tokens; all of a step count together, over all ranks."""
         tokens = tokens.detach() if isinstance(tokens, Tensor) else tokens
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    @property
+    def own_loss(self) -> Tensor | float | None:
+        """Mean loss of this rank's batches; None: not told."""
+        return self._sums["loss"] / self._counts["loss"] if "loss" in self._sums else None
 
     def vector(self, device: torch.device) -> Tensor:
         """Return (mean, 1) of each name or (0, 0), then tokens and whether there are any."""

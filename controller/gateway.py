@@ -137,6 +137,22 @@ class Gateway(rpc.GatewayServicer):
             ]
         )
 
+    async def ListRankSamples(  # noqa: N802  gRPC's name
+        self, request: pb.ListRankSamplesRequest, _context: Any
+    ) -> pb.ListRankSamplesResponse:
+        """Return what the ranks told of some steps of a run."""
+        found = await asyncio.to_thread(
+            self._journal.rank_samples, request.run, request.first_step, request.last_step
+        )
+        return pb.ListRankSamplesResponse(
+            rows=[
+                pb.ListRankSamplesResponse.Row(
+                    epoch=epoch, rank=rank, sample=wire.pb_from_rank_sample(sample)
+                )
+                for epoch, rank, sample in found
+            ]
+        )
+
     def _actor(self, run: str) -> Any:
         if run not in self._actors:
             self._actors[run] = (

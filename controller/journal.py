@@ -6,7 +6,7 @@ Written by a run's actor before a directive is sent; replayed when the actor sta
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, assert_never
 
 import sqlalchemy as sa
@@ -23,12 +23,16 @@ from trimtab.controller.engine.model import (
     Layout,
     Observation,
     Outcome,
+    RankSample,
     Rebaselined,
     Record,
     Registered,
     Verdict,
     VerdictKind,
 )
+
+KEPT_SAMPLE_STEPS = 20_000
+"""Steps of which a rank's samples are kept."""
 
 metadata = sa.MetaData()
 
@@ -135,6 +139,21 @@ episodes = sa.Table(
     sa.Column("leads", sa.Text, nullable=False),
     sa.Column("datasets", sa.Text, nullable=False),
 )
+rank_samples = sa.Table(
+    "rank_samples",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("rank", sa.Integer, primary_key=True),
+    sa.Column("step", sa.BigInteger, nullable=False, index=True),
+    sa.Column("loss", sa.Float),
+    sa.Column("step_time_s", sa.Float, nullable=False),
+    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("nonfinite", sa.Boolean, nullable=False),
+    sa.Column("batch_ids", sa.Text, nullable=False),
+    sa.Column("dataset", sa.Text, nullable=False),
+)
 snapshots = sa.Table(
     "snapshots",
     metadata,
@@ -237,6 +256,61 @@ class Journal:
             rows = connection.execute(later.order_by(events.c.id)).all()
         snapshot = json.loads(row.body) if row else None
         return snapshot, [_event_from_row(kind, json.loads(body)) for kind, body in rows]
+
+    def append_rank_samples(
+        self, run: str, epoch: int, rank: int, samples: Sequence[RankSample]
+    ) -> None:
+        """Write what a rank tells of some steps; forget what is older than KEPT_SAMPLE_STEPS."""
+        if not samples:
+            return
+        of_rank = {"run": run, "epoch": epoch, "rank": rank}
+        sent = [s.seq for s in samples]
+        mine = (
+            (rank_samples.c.run == run)
+            & (rank_samples.c.epoch == epoch)
+            & (rank_samples.c.rank == rank)
+        )
+        rows = [
+            of_rank | asdict(sample) | {"batch_ids": json.dumps(sample.batch_ids)}
+            for sample in samples
+        ]
+        with self._engine.begin() as connection:
+            # Sent again after an answer that got lost.
+            connection.execute(rank_samples.delete().where(mine, rank_samples.c.seq.in_(sent)))
+            connection.execute(rank_samples.insert(), rows)
+            connection.execute(
+                rank_samples.delete().where(
+                    mine, rank_samples.c.seq < max(sent) - KEPT_SAMPLE_STEPS
+                )
+            )
+
+    def rank_samples(
+        self, run: str, first_step: int, last_step: int
+    ) -> list[tuple[int, int, RankSample]]:
+        """Return (epoch, rank, sample) of the steps first to last, by step, then by rank."""
+        columns = rank_samples.c
+        query = sa.select(rank_samples).where(
+            columns.run == run, columns.step >= first_step, columns.step <= last_step
+        )
+        with self._engine.connect() as connection:
+            rows = connection.execute(
+                query.order_by(columns.epoch, columns.seq, columns.rank)
+            ).mappings()
+            return [
+                (
+                    row["epoch"],
+                    row["rank"],
+                    RankSample(
+                        **{
+                            field.name: row[field.name]
+                            for field in fields(RankSample)
+                            if field.name != "batch_ids"
+                        },
+                        batch_ids=tuple(json.loads(row["batch_ids"])),
+                    ),
+                )
+                for row in rows
+            ]
 
     def runs(self) -> list[str]:
         """Return the ids of all runs that ever registered."""

@@ -77,13 +77,13 @@ class Run:
         if new:
             self.move(Registered(epoch=epoch, layout=layout))
             self.durable_seq = -1
-        for rule, missing in self.state.inactive.items():
-            log.warning(
-                "run=%s rule=%s is inactive: the job does not measure %s",
-                self.run,
-                rule,
-                ", ".join(sorted(missing)),
-            )
+            for rule, missing in self.state.inactive.items():
+                log.warning(
+                    "run=%s rule=%s is inactive: the job does not measure %s",
+                    self.run,
+                    rule,
+                    ", ".join(sorted(missing)),
+                )
         return new
 
     def move(self, event: Event) -> Outputs:

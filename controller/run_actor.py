@@ -139,6 +139,30 @@ class RunActor(rpc.SteeringServicer):
             if stream == self._stream:
                 self._connected = False
 
+    async def Report(  # noqa: N802  gRPC's name
+        self, request: pb.RankSamples, context: Any
+    ) -> pb.ReportResponse:
+        """Keep what a rank tells of some steps."""
+        run, epoch = self._run.run, self._run.state.epoch
+        if (request.run, request.epoch) != (run, epoch):
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"run {run} is at epoch {epoch}: register again",
+            )
+        try:
+            await asyncio.to_thread(
+                self._run.journal.append_rank_samples,
+                run,
+                epoch,
+                request.rank,
+                [wire.rank_sample_from_pb(sample) for sample in request.samples],
+            )
+        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+            self._journal_errors += 1
+            log.error("run=%s rank samples cannot be written: %s", run, error)  # noqa: TRY400
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the journal cannot be written")
+        return pb.ReportResponse()
+
     async def _answer(
         self, request: pb.AgentMessage, context: Any
     ) -> AsyncIterator[pb.ControllerMessage]:

@@ -251,6 +251,67 @@ class Ack(_message.Message):
     detail: str
     def __init__(self, id: _Optional[str] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., step: _Optional[int] = ..., outcome: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class RankSample(_message.Message):
+    __slots__ = ("seq", "step", "loss", "step_time_s", "memory_bytes", "nonfinite", "batch_ids", "dataset")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    step: int
+    loss: float
+    step_time_s: float
+    memory_bytes: int
+    nonfinite: bool
+    batch_ids: _containers.RepeatedScalarFieldContainer[str]
+    dataset: str
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., nonfinite: bool = ..., batch_ids: _Optional[_Iterable[str]] = ..., dataset: _Optional[str] = ...) -> None: ...
+
+class RankSamples(_message.Message):
+    __slots__ = ("run", "epoch", "rank", "samples")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    epoch: int
+    rank: int
+    samples: _containers.RepeatedCompositeFieldContainer[RankSample]
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[RankSample, _Mapping]]] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRankSamplesRequest(_message.Message):
+    __slots__ = ("run", "first_step", "last_step")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    first_step: int
+    last_step: int
+    def __init__(self, run: _Optional[str] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ...) -> None: ...
+
+class ListRankSamplesResponse(_message.Message):
+    __slots__ = ("rows",)
+    class Row(_message.Message):
+        __slots__ = ("epoch", "rank", "sample")
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        SAMPLE_FIELD_NUMBER: _ClassVar[int]
+        epoch: int
+        rank: int
+        sample: RankSample
+        def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., sample: _Optional[_Union[RankSample, _Mapping]] = ...) -> None: ...
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[ListRankSamplesResponse.Row]
+    def __init__(self, rows: _Optional[_Iterable[_Union[ListRankSamplesResponse.Row, _Mapping]]] = ...) -> None: ...
+
 class ListRunsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

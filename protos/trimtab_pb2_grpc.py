@@ -30,6 +30,11 @@ class GatewayStub(object):
                 request_serializer=trimtab_dot_protos_dot_trimtab__pb2.ListInterventionsRequest.SerializeToString,
                 response_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ListInterventionsResponse.FromString,
                 )
+        self.ListRankSamples = channel.unary_unary(
+                '/trimtab.v1.Gateway/ListRankSamples',
+                request_serializer=trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesRequest.SerializeToString,
+                response_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesResponse.FromString,
+                )
 
 
 class GatewayServicer(object):
@@ -55,6 +60,12 @@ class GatewayServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRankSamples(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -72,6 +83,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ListInterventions,
                     request_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ListInterventionsRequest.FromString,
                     response_serializer=trimtab_dot_protos_dot_trimtab__pb2.ListInterventionsResponse.SerializeToString,
+            ),
+            'ListRankSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRankSamples,
+                    request_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesRequest.FromString,
+                    response_serializer=trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +151,23 @@ class Gateway(object):
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
+    @staticmethod
+    def ListRankSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trimtab.v1.Gateway/ListRankSamples',
+            trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesRequest.SerializeToString,
+            trimtab_dot_protos_dot_trimtab__pb2.ListRankSamplesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
 
 class SteeringStub(object):
     """One per run, hosted by the run's own actor.
@@ -151,6 +184,11 @@ class SteeringStub(object):
                 request_serializer=trimtab_dot_protos_dot_trimtab__pb2.AgentMessage.SerializeToString,
                 response_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ControllerMessage.FromString,
                 )
+        self.Report = channel.unary_unary(
+                '/trimtab.v1.Steering/Report',
+                request_serializer=trimtab_dot_protos_dot_trimtab__pb2.RankSamples.SerializeToString,
+                response_deserializer=trimtab_dot_protos_dot_trimtab__pb2.ReportResponse.FromString,
+                )
 
 
 class SteeringServicer(object):
@@ -164,6 +202,13 @@ class SteeringServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """From every rank, some steps at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SteeringServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -171,6 +216,11 @@ def add_SteeringServicer_to_server(servicer, server):
                     servicer.Steer,
                     request_deserializer=trimtab_dot_protos_dot_trimtab__pb2.AgentMessage.FromString,
                     response_serializer=trimtab_dot_protos_dot_trimtab__pb2.ControllerMessage.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=trimtab_dot_protos_dot_trimtab__pb2.RankSamples.FromString,
+                    response_serializer=trimtab_dot_protos_dot_trimtab__pb2.ReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,5 +247,22 @@ class Steering(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/trimtab.v1.Steering/Steer',
             trimtab_dot_protos_dot_trimtab__pb2.AgentMessage.SerializeToString,
             trimtab_dot_protos_dot_trimtab__pb2.ControllerMessage.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trimtab.v1.Steering/Report',
+            trimtab_dot_protos_dot_trimtab__pb2.RankSamples.SerializeToString,
+            trimtab_dot_protos_dot_trimtab__pb2.ReportResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -22,13 +22,14 @@ from trimtab.controller.engine.model import (
     Layout,
     Observation,
     Outcome,
+    RankSample,
     Residual,
     Verdict,
     VerdictKind,
 )
 from trimtab.protos import trimtab_pb2 as pb
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Sent on registration; agent and controller of different versions do not work together."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -309,6 +310,34 @@ def pb_from_ack(ack: Ack) -> pb.Ack:
         step=ack.step,
         outcome=ack.outcome,
         detail=ack.detail,
+    )
+
+
+def pb_from_rank_sample(sample: RankSample) -> pb.RankSample:
+    """Return the message."""
+    return pb.RankSample(
+        seq=sample.seq,
+        step=sample.step,
+        loss=sample.loss,
+        step_time_s=sample.step_time_s,
+        memory_bytes=sample.memory_bytes,
+        nonfinite=sample.nonfinite,
+        batch_ids=sample.batch_ids,
+        dataset=sample.dataset,
+    )
+
+
+def rank_sample_from_pb(message: pb.RankSample) -> RankSample:
+    """Return the sample."""
+    return RankSample(
+        seq=message.seq,
+        step=message.step,
+        loss=message.loss if message.HasField("loss") else None,
+        step_time_s=message.step_time_s,
+        memory_bytes=message.memory_bytes,
+        nonfinite=message.nonfinite,
+        batch_ids=tuple(message.batch_ids),
+        dataset=message.dataset,
     )
 
 

@@ -205,6 +205,53 @@ def interventions(run: str, address: str, *, as_json: bool) -> None:
             click.echo(f"    close: {line}")
 
 
+@main.command()
+@click.argument("run")
+@click.option("--steps", default="", help="FIRST-LAST or one step; by default all that is kept.")
+@address_option
+@json_option
+def samples(run: str, steps: str, address: str, *, as_json: bool) -> None:
+    r"""Show what each rank told of steps: its loss, batches, time, memory.
+
+    \b
+    Examples:
+      trimtab samples my-run --steps 248-252
+      trimtab samples my-run --steps 250 --json
+    """
+    first, _, last = steps.partition("-")
+    if steps and not (first.isdecimal() and (last or first).isdecimal()):
+        _fail(f"--steps {steps} is none of FIRST-LAST or one step, such as 248-252", 2)
+    request = pb.ListRankSamplesRequest(
+        run=run,
+        first_step=int(first or 0),
+        last_step=int(last or first or (1 << 62)),
+    )
+    rows = [
+        {
+            "step": row.sample.step,
+            "epoch": row.epoch,
+            "rank": row.rank,
+            "loss": row.sample.loss if row.sample.HasField("loss") else None,
+            "step_time_s": row.sample.step_time_s,
+            "memory_mib": row.sample.memory_bytes / 2**20,
+            "nonfinite": row.sample.nonfinite,
+            "dataset": row.sample.dataset,
+            "batch_ids": list(row.sample.batch_ids),
+        }
+        for row in _call(address, "ListRankSamples", request).rows
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo("no rank told of such steps")
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+
+
 @main.group()
 def policy() -> None:
     """Work with policy files."""

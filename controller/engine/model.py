@@ -151,6 +151,23 @@ class Observation:
     empty: not sketched in this step.  `sketch.with_dips` turns it into ratio_dip."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSample:
+    """What only one rank knows of a step.  Not part of an observation: no rule speaks of it."""
+
+    seq: int
+    step: int
+    loss: float | None
+    """Of the rank's own batch; None: not told."""
+    step_time_s: float
+    memory_bytes: int
+    """Most that the process held so far: on its device, or resident without one."""
+    nonfinite: bool
+    """Whether this rank's part of the gradient has a NaN or an infinity."""
+    batch_ids: tuple[str, ...] = ()
+    dataset: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Residual:
     """What is left of a rule in the pending step; fixed as long as the policy is."""
