@@ -2,7 +2,7 @@
 RUN := .venv/bin/python -m
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 demo: setup  ## Train with and without trimtab, and compare (ARGS="--hold" keeps /metrics up)
 	@$(RUN) trimtab demo $(ARGS)
 test: setup  ## Run the tests (ARGS="-k name")
@@ -29,6 +29,8 @@ wheel: setup  ## Build sdist and wheel, and look into the wheel
 	@$(RUN) build --no-isolation --outdir dist . >/dev/null && $(RUN) pytest -q tests/test_packaging.py
 bench: setup  ## Run the benchmarks (ARGS="--json")
 	@set -e; for file in $$(grep -ls __main__ benchmarks/*.py); do $(RUN) benchmarks.$$(basename $$file .py) $(ARGS); done
+bench-%: setup  ## Run one benchmark: make bench-probe
+	@$(RUN) benchmarks.$* $(ARGS)
 format: setup  ## Reformat
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 clean:  ## Remove what was built
