@@ -68,7 +68,7 @@ class Coefficients(NamedTuple):
 
 
 def pass_over(
-    form: Form, tensors: list[Tensor], numbers: Tensor, *, row: int, ratios: bool
+    form: Form, tensors: list[Tensor], numbers: Tensor, *, row: int, ratios: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return the sums of a piece of an update, and the bins of m'/sqrt(v').
 
@@ -77,12 +77,11 @@ def pass_over(
         tensors: Of `form.inputs`, each flat, of one size.
         numbers: `Coefficients`, float32, shape (13,).
         row: Elements that are summed in float32; divides the size.
-        ratios: Whether the bins are wanted.
+        ratios: 0: no bins are wanted; n: of every n-th row.
 
     Returns:
         The first FIRST_SUMS of SUMS and the number of elements without a ratio (m' = v' = 0, or not
-        finite), float64; the bin of each element, uint8, shape (rows, row), 0 for those without a
-        ratio.
+        finite), float64; the bin of each element of those rows, uint8, 0 for those without a ratio.
     """
     rows = tensors[0].shape[0] // row
     k: Any = Coefficients(*numbers.unbind())  # type: ignore[arg-type]  # tensors in their place
@@ -109,7 +108,7 @@ def pass_over(
             root = exp_avg_sq.sqrt()
             sums[8] = torch.minimum(unscaled.abs(), root) < k.eps
             if ratios:
-                place = exp_avg / root * k.bins_per_ratio + k.bin_of_zero
+                place = exp_avg[::ratios] / root[::ratios] * k.bins_per_ratio + k.bin_of_zero
                 sums[FIRST_SUMS] = place != place  # noqa: PLR0124  isnan is slower
                 # By way of int32, where a NaN becomes a number that is 0 as uint8.
                 bins = place.clamp(0, BINS - 1).to(torch.int32).to(torch.uint8)
