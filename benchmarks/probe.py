@@ -22,7 +22,8 @@ from trimtab.agent.probe.adding import Place
 from trimtab.agent.probe.measure import Probe
 from trimtab.demo import workload
 
-ROUNDS = 7
+ROUNDS, BLOCK = 7, 3
+"""Blocks taken in turns; the first of each block is warm-up and left out."""
 
 SMALL, LARGE = 20_000_000, 100_000_000
 
@@ -177,14 +178,15 @@ def _probe(
 
 
 def _in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each; the first round is warm-up."""
+    """Return the median seconds of each."""
     took: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                took[name].append(time.perf_counter() - start)
+            for at in range(BLOCK):
+                start = time.perf_counter()
+                run()
+                if at:
+                    took[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in took.items()}
 
 
