@@ -268,3 +268,36 @@ def test_the_past_of_layers_is_forgotten_when_they_are_other_layers() -> None:
     job.take(step(job.state, Registered(epoch=1, layout=other)))
     assert [s.values for s in job.state.series["update_norm", True, False]] == [[]]
     assert len(job.state.series["loss", False, False][0].values) == 5
+
+
+@pytest.mark.parametrize("mode", ["act", "observe"])
+def test_a_rule_says_nothing_before_its_first_step(mode: str) -> None:
+    job = job_of("loss > 1", more=f"    after: 5\n    mode: {mode}\n    cooldown: 0\n")
+    for _ in range(8):
+        job.step(loss=2.0)
+    assert [decision.step for decision in job.decisions()] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("more", "top"),
+    [
+        ("    limit: 1 per 10 steps\n", ""),
+        ("", "limits: {run: 1 per 10 steps}\n"),
+        ("    labels: {cause: data}\n", "limits: {causes: {data: 1 per 10 steps}}\n"),
+    ],
+)
+def test_a_limit_is_free_again_when_its_window_is_over(more: str, top: str) -> None:
+    job = job_of("loss > 3", more=f"{more}    cooldown: 0\n    after: 5\n", top=top)
+    for at in range(28):  # armed a step before: 11 steps hold both decisions of 10 apart
+        job.step(loss=4.0 if at in (5, 16, 27) else 2.0)
+    assert job.vetoes() == [5, 16, 27]
+
+
+def test_an_lr_is_never_raised() -> None:
+    job = job_of("lr > 1.5 * median(lr, 8)", do="\n      scale_lr:\n        by: lr / median(lr, 8)")
+    for _ in range(10):
+        job.step(lr=1.0)
+    job.step(lr=2.0)
+    [decision] = job.decisions()
+    assert job.outcomes()[decision.id] is Outcome.REFUSED
+    assert job.state.lr_factor == 1.0
