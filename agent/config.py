@@ -70,6 +70,9 @@ class GuardConfig:
     """Steps between two measurements of what is costly (TRIMTAB_SKETCH_EVERY_STEPS): the sketch of
     m/sqrt(v) and its dip, parameter norms, dead neurons."""
 
+    activations: bool = field(default_factory=lambda: _number("TRIMTAB_ACTIVATIONS", 0) != 0)
+    """Whether forward hooks measure activations in those steps too (TRIMTAB_ACTIVATIONS=1)."""
+
     overhead_budget: float = field(default_factory=lambda: _share("TRIMTAB_OVERHEAD_BUDGET", 0.02))
     """Share of a step's time from which on they are measured more rarely
     (TRIMTAB_OVERHEAD_BUDGET)."""

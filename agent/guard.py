@@ -21,13 +21,14 @@ from torch import Tensor, nn
 import trimtab
 from trimtab.agent.actions.scale_lr import LrFactor
 from trimtab.agent.actions.skip_batch import Veto
+from trimtab.agent.activations import Activations
 from trimtab.agent.channel import Channel, JobDescription
 from trimtab.agent.clock import Clock
 from trimtab.agent.config import GuardConfig
 from trimtab.agent.data import DataPosition, Loader
 from trimtab.agent.groups import GroupOf
 from trimtab.agent.observing import Layout as VectorLayout
-from trimtab.agent.observing import Reading, Told
+from trimtab.agent.observing import Reading, Told, with_activations
 from trimtab.agent.probe.measure import Measured, Probe
 from trimtab.agent.probe.sums import SUMS
 from trimtab.agent.ranks import LEADER, Ranks
@@ -134,10 +135,8 @@ class Guard:
             {name: part for name, part in parts.items() if part is not None},
             self.config.restore_budget_bytes,
         )
-        self._step, self._seq = 0, 0
-        self._stepped, self._in_turn = True, False
-        self._scale = 1.0
-        self._thrown_away = False
+        self._step, self._seq, self._scale = 0, 0, 1.0
+        self._stepped, self._in_turn, self._thrown_away = True, False, False
         self._sketch_every = self._wanted_sketch_every = max(1, self.config.sketch_every_steps)
         self._clock = Clock(self.config.overhead_budget)
         self._stopped: deque[tuple[int, str]] = deque(maxlen=STOPPED_KEPT)
@@ -150,6 +149,7 @@ class Guard:
             log.warning("trimtab: it only observes (TRIMTAB_MODE): nothing is done to this job")
         self._channel: Channel | Embedded | None = None
         self._reporter: Reporter | None = None
+        self._activations: Activations | None = None
         self._batch_ids: tuple[str, ...] = ()
         self._dataset = ""
         self._loss: Tensor | float | None = None
@@ -171,7 +171,13 @@ class Guard:
             neurons=registration.neurons,
             compile=self.config.compile,
         )
-        self._layout = VectorLayout(len(registration.groups), self._told.names, self._probe.signals)
+        self._layout = VectorLayout(
+            len(registration.groups),
+            self._told.names,
+            self._probe.signals,
+            sketches=self._probe.sketches,
+        )
+        self._activations = self._watch(model)
         job = self._describe()
         self._channel = self._open_channel(job)
         self._reporter = self._open_reporter(job)
@@ -269,15 +275,16 @@ class Guard:
         self._ranks.leave()
 
     def _hang_up(self) -> None:
-        for line in (self._channel, self._reporter):
-            if line is not None:
-                line.close()
+        for opened in (self._channel, self._reporter, self._activations):
+            if opened is not None:
+                opened.close()
 
     def _register(self, model: nn.Module, groups: GroupOf | None) -> Registration | None:
         facts = {
             "trimtab": trimtab.__version__,
             "datasets and signals": ", ".join(self._told.names),
             "sketch_every_steps": str(self._sketch_every),
+            "activations": str(self.config.activations),
         }
         try:
             return register(self._ranks, model, self._optimizer, facts, groups)
@@ -285,6 +292,14 @@ class Guard:
             self.refusal = str(error)
         log.error("trimtab: this job is NOT guarded: %s", self.refusal)
         return None
+
+    def _watch(self, model: nn.Module) -> Activations | None:
+        if not self.config.activations:
+            return None
+        found = Activations(model, self._groups, self._sketched)
+        if not found.hooked:
+            self._say("no layer group is named after a module: no activations are measured")
+        return found
 
     def _describe(self) -> JobDescription:
         """Return what the job says of itself, the same on every rank."""
@@ -327,12 +342,18 @@ class Guard:
     @property
     def layout(self) -> Layout:
         """What the job measures, as its controller knows it."""
-        dips = ("ratio_dip", "ratio_dip_pvalue") if self._probe.sketches else ()
+        layered = self._probe.signals
+        layered += ("ratio_dip", "ratio_dip_pvalue") if self._probe.sketches else ()
+        layered += ("activation_mean", "activation_max") if self._activations else ()
         return Layout(
-            signals=(*self._told.names, "tokens", "lr", *self._probe.signals, *dips),
+            signals=(*self._told.names, "tokens", "lr", *layered),
             layer_groups=self._groups,
-            layer_signals=(*self._probe.signals, *dips),
+            layer_signals=layered,
         )
+
+    def _sketched(self) -> bool:
+        """Return whether the step at hand is one to measure what is costly."""
+        return self._guarding and self._seq % self._sketch_every == 0
 
     def _before_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -349,14 +370,16 @@ class Guard:
         if self._directive is not None:  # a loop of the user's own: no turn of steps() came
             self._guarded("between two steps", self._carry_out)
         factor = self._lr_factor.at(self._step)
-        sketched = self._seq % self._sketch_every == 0
+        sketched = self._sketched()
         with self._clock:
-            vector = self._measure(factor, sketched=sketched)
+            vector, largest = self._measure(factor, sketched=sketched)
         try:
             # Collectives: joined by every rank whatever failed on it, or the others would wait.
             total = self._ranks.total(vector)
+            if largest is not None:
+                largest = -self._ranks.least(-largest)
             with self._clock:
-                reading = self._read(total, factor)
+                reading = self._read(total, largest, factor, sketched=sketched)
                 proposal = self._propose(reading, factor)
             payload, table_seq = self._ranks.share(*proposal)
         except Exception as error:  # noqa: BLE001  a peer is gone; the job will notice too
@@ -367,11 +390,19 @@ class Guard:
         self._guarded("judging a step", lambda: self._act(reading, factor, payload, table_seq))
         self._lr_factor.apply(factor * self._scale)
 
-    def _measure(self, factor: float, *, sketched: bool) -> Tensor:
-        """Return this rank's share of the job's sums, or one that says that measuring failed."""
+    def _measure(self, factor: float, *, sketched: bool) -> tuple[Tensor, Tensor | None]:
+        """Return this rank's share of the job's sums, or one that says that measuring failed.
+
+        With it the largest activation of each layer group, in steps that measure them.
+        """
+        watching = sketched and self._activations is not None
+        largest = torch.zeros(len(self._groups), dtype=torch.float64) if watching else None
         try:
             found_inf = getattr(self._optimizer, "found_inf", None)
             measured: Measured = self._probe.measure(factor, slow=sketched)
+            if watching and self._activations is not None:
+                activations, peaks = self._activations.taken(measured.sums.device)
+                measured, largest = replace(measured, activations=activations), peaks.cpu()
             self._nonfinite = measured.sums[:, SUMS.index("nonfinite")].sum()
             if self._ranks.leading:
                 self._tell_of_itself()
@@ -382,10 +413,10 @@ class Guard:
             ).cpu()
         except Exception as error:  # noqa: BLE001  must not reach the training loop
             self._failed("measuring a step", error)
-            vector = self._layout.failed(sketched=sketched)
+            vector = self._layout.failed(sketched=sketched, activations=watching)
         self._loss = self._told.own_loss
         self._told.clear()
-        return vector
+        return vector, largest
 
     def _tell_of_itself(self) -> None:
         """Add what the leader alone knows of the job, and what trimtab costs it."""
@@ -406,11 +437,15 @@ class Guard:
         # Every rank goes by what all of them heard: their vectors must be of one length.
         self._told.add("sketch_every_steps", float(self._wanted_sketch_every))
 
-    def _read(self, total: Tensor, factor: float) -> Reading | None:
+    def _read(
+        self, total: Tensor, largest: Tensor | None, factor: float, *, sketched: bool
+    ) -> Reading | None:
         """Return the job-wide numbers of the step; None if they are no whole step."""
         reading = None
         try:
-            reading = self._layout.reading(total)
+            reading = self._layout.reading(total, sketched=sketched)
+            if reading.activations is not None and largest is not None:
+                reading = with_activations(reading, reading.activations, largest)
         except Exception as error:  # noqa: BLE001  the other ranks wait in the next collective
             self._failed("judging a step", error)
         if reading is None or reading.failed:
@@ -524,9 +559,7 @@ class Guard:
         self._put_back()
         if self._guarding:
             self._guarded("measuring what was applied", self._probe.after_step)
-        self._clock.step_done(
-            sketched=self._seq % self._sketch_every == 0, every=self._sketch_every
-        )
+        self._clock.step_done(sketched=self._sketched(), every=self._sketch_every)
         if self._thrown_away:  # the GradScaler took no step, so this was none
             self._thrown_away = False
             return

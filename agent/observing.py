@@ -6,7 +6,7 @@ the sketch.  Everything in it is a sum, float64.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ class Reading:
     values: Mapping[str, float]
     vectors: Mapping[str, tuple[float, ...]]
     ratio_sketch: tuple[int, ...]
+    activations: Tensor | None
+    """Sum and number of absolute activations, shape (groups, 2)."""
     with_gradients: bool
     failed: bool
     """Whether a rank could not measure: nothing else holds then."""
@@ -97,15 +99,19 @@ class Reading:
 class Layout:
     """Where everything is in the vector."""
 
-    def __init__(self, groups: int, told: Sequence[str], signals: Sequence[str]) -> None:
+    def __init__(
+        self, groups: int, told: Sequence[str], signals: Sequence[str], *, sketches: bool
+    ) -> None:
         """Lay out the vector.
 
         Args:
             groups: Number of layer groups.
             told: `Told.names`.
             signals: Signals of the probe that are reported.
+            sketches: Whether there is a sketch in the steps that are sketched.
         """
         self._groups = groups
+        self._sketch_size = groups * BINS if sketches else 0
         self._told = told
         self._signals = tuple(signals)
         self._rows = [LAYER_SIGNALS.index(name) for name in signals]
@@ -118,18 +124,18 @@ class Layout:
         flags = torch.stack([own.double(), torch.zeros_like(sums[0, 0])])
         flags[1] = float(scaler_skips)
         parts = [flags, told.to(sums.device), sums.reshape(-1)]
-        if measured.sketch is not None:
-            parts.append(measured.sketch.reshape(-1))
+        parts += [p.reshape(-1) for p in (measured.sketch, measured.activations) if p is not None]
         return torch.cat([torch.zeros_like(flags[:1]), *parts])
 
-    def failed(self, *, sketched: bool) -> Tensor:
+    def failed(self, *, sketched: bool, activations: bool) -> Tensor:
         """Return the part of a rank that could not measure."""
         size = 3 + 2 * len(self._told) + 2 + self._groups * len(SUMS)
-        vector = torch.zeros(size + (self._groups * BINS if sketched else 0), dtype=torch.float64)
+        size += self._sketch_size * sketched + 2 * self._groups * activations
+        vector = torch.zeros(size, dtype=torch.float64)
         vector[0] = 1.0
         return vector
 
-    def reading(self, total: Tensor) -> Reading:
+    def reading(self, total: Tensor, *, sketched: bool) -> Reading:
         """Return what the sum of all ranks' parts says."""
         told_at = 3
         sums_at = told_at + 2 * len(self._told) + 2
@@ -143,11 +149,14 @@ class Layout:
                 values[name] = mean / ranks
         if told[-1]:
             values["tokens"] = told[-2]
-        sketch = total[sketch_at:].round().clamp(min=0).long().tolist()
+        activations_at = sketch_at + self._sketch_size * sketched
+        sketch = total[sketch_at:activations_at].round().clamp(min=0).long().tolist()
+        activations = total[activations_at:].view(-1, 2)
         return Reading(
             values=values,
             vectors=vectors,
             ratio_sketch=tuple(sketch),
+            activations=activations if len(activations) else None,
             with_gradients=bool(with_gradients),
             failed=bool(failed),
             scaler_skips=bool(scaler_skips),
@@ -162,3 +171,22 @@ class Layout:
                 values[name] = whole
             vectors[name] = tuple(each)
         return values, vectors
+
+
+def with_activations(reading: Reading, sums: Tensor, largest: Tensor) -> Reading:
+    """Return the reading with activation_mean and activation_max where there were any."""
+    means = sums[:, 0] / sums[:, 1]
+    peaks = torch.where(sums[:, 1] > 0, largest, torch.nan)
+    whole = sums.sum(0)
+    values = {
+        "activation_mean": float(whole[0] / whole[1]),
+        "activation_max": float(largest.max()),
+    }
+    # An activation that is not finite has a loss that is not: nothing to go by beside it.
+    known = {name: v for name, v in values.items() if math.isfinite(v) and whole[1] > 0}
+    vectors = {"activation_mean": tuple(means.tolist()), "activation_max": tuple(peaks.tolist())}
+    return replace(
+        reading,
+        values={**reading.values, **known},
+        vectors={**reading.vectors, **vectors},
+    )

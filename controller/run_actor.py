@@ -52,6 +52,7 @@ class RunActor(rpc.SteeringServicer):
         self._run = Run(run, policy, Journal(store))
         self._undelivered: list[Directive] = []
         self._writing = asyncio.Lock()
+        self._registering = asyncio.Lock()
         self._address = ""
         self._server: grpc.aio.Server | None = None
         self._flusher: asyncio.Task[None] | None = None
@@ -65,11 +66,12 @@ class RunActor(rpc.SteeringServicer):
     ) -> tuple[int, str, str]:
         """Return a session's epoch, the address of the run's server and the policy version."""
         await self._start()
-        epoch = await asyncio.to_thread(
-            self._run.journal.epoch_of, self._run.run, session, world_size, optimizer
-        )
-        if self._run.register(epoch, layout):
-            await self._write()
+        async with self._registering:  # ranks of one job come together; one of them is the first
+            epoch = await asyncio.to_thread(
+                self._run.journal.epoch_of, self._run.run, session, world_size, optimizer
+            )
+            if self._run.register(epoch, layout):
+                await self._write()
         return epoch, self._address, self._run.state.policy.version
 
     async def status(self) -> dict[str, Any]:

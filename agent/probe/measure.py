@@ -39,6 +39,8 @@ class Measured:
     """float64, shape (groups, len(SUMS))."""
     sketch: Tensor | None = None
     """Elements per bin of m'/sqrt(v'), float64, shape (groups, BINS); None: not in this step."""
+    activations: Tensor | None = None
+    """Sum and number of absolute activations, float64, shape (groups, 2); None: not measured."""
 
 
 class Probe:

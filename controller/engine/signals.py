@@ -80,6 +80,16 @@ SIGNALS: dict[str, SignalInfo] = {
     "dead_fraction": SignalInfo(
         meaning="share of neurons whose gradient stayed zero, 0 to 1", layered=True, late=True
     ),
+    "activation_mean": SignalInfo(
+        meaning="mean absolute output of the layer group's module, where the job measures it",
+        layered=True,
+        late=True,
+    ),
+    "activation_max": SignalInfo(
+        meaning="largest absolute output of the layer group's module, where the job measures it",
+        layered=True,
+        late=True,
+    ),
     "nonfinite_count": SignalInfo(
         meaning="gradient elements that are NaN or infinite", layered=True
     ),

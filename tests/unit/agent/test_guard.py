@@ -240,7 +240,7 @@ def test_whatever_fails_in_the_guard_the_step_is_taken(
     run = small_run()
     for name in ("_heard", "_between_steps"):
         monkeypatch.setattr(run[3], name, lambda *_: 1 / 0)
-    monkeypatch.setattr(run[3]._layout, "reading", lambda *_: 1 / 0)
+    monkeypatch.setattr(run[3]._layout, "reading", lambda *_, **__: 1 / 0)
     losses = train(run, 20)
     assert losses[-1] < losses[0]
     assert run[3].failures >= 20

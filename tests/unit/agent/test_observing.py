@@ -1,6 +1,7 @@
 """What the loop tells becomes signals, and what the agent costs is known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,3 +149,35 @@ def test_an_agent_over_its_budget_sketches_more_rarely_and_says_so(
     assert guard.observation is not None
     assert guard.observation.values["sketch_every_steps"] == 20.0
     assert "only every 20 steps from now on" in caplog.text
+
+
+def test_activations_are_those_of_the_modules_in_sketched_steps_alone() -> None:
+    model, optimizer, _, plain = small_run()
+    plain.close()
+    settings = replace(ALONE, activations=True, sketch_every_steps=3)
+    guard = Guard(model, optimizer, loader=batch_of, config=settings)
+    assert {"activation_mean", "activation_max"} <= set(guard.layout.layer_signals)
+    for step, batch in guard.steps(7):
+        outputs = []
+        x = batch
+        for layer in model:  # type: ignore[attr-defined]
+            x = layer(x)
+            outputs.append(x.detach().abs())
+        (x.squeeze(1) - batch.sum(1)).square().mean().backward()
+        with torch.no_grad():
+            model.eval()(100 * batch)  # an evaluation in between is no training step
+            model.train()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert guard.observation is not None
+        vectors = guard.observation.vectors
+        assert ("activation_max" in vectors) == (step % 3 == 0)
+        if step % 3 == 0:
+            assert guard.layout.layer_groups == ("0", "2")
+            first, last = outputs[0], outputs[2]
+            assert vectors["activation_max"] == (float(first.max()), float(last.max()))
+            assert vectors["activation_mean"] == pytest.approx(
+                (float(first.mean()), float(last.mean()))
+            )
+            assert guard.observation.values["activation_max"] == float(max(first.max(), last.max()))
+    assert not any(module._forward_hooks for module in model.modules())  # gone with the guard

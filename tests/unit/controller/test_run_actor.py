@@ -32,3 +32,16 @@ def test_the_past_is_replayed_under_the_policy_of_then(tmp_path: Path) -> None:
     assert before.counts["decision", "loud-loss", "skip_batch", "act"] == 1
     assert after.counts == before.counts
     assert after.policy.version != before.policy.version
+
+
+def test_ranks_that_register_together_are_one_epoch(tmp_path: Path) -> None:
+    async def live() -> list[int]:
+        store = f"sqlite:///{tmp_path}/j.db"
+        actor = RunActor("r", ("p.yaml", SKIP_LOUD_LOSS), store, "127.0.0.1")
+        layout = Layout(signals=("loss",))
+        ranks = [actor.register("session", 8, "AdamW", layout) for _ in range(8)]
+        answers = await asyncio.gather(*ranks)
+        await actor.stop()
+        return [epoch for epoch, _, _ in answers]
+
+    assert asyncio.run(live()) == [0] * 8
