@@ -20,6 +20,8 @@ from trimtab.protos import trimtab_pb2 as pb
 from trimtab.protos import trimtab_pb2_grpc as rpc
 from trimtab.protos import wire
 
+SPOKEN = wire.PROTOCOL_VERSION
+
 
 def vetoes(guard: Guard, seen: list[str]) -> None:
     assert guard.observation is not None
@@ -121,7 +123,7 @@ def test_a_new_process_of_a_run_is_its_next_epoch_and_the_old_one_is_fenced(
         (
             pb.RegisterRequest(protocol_version=99, run="x", session="x"),
             grpc.StatusCode.FAILED_PRECONDITION,
-            "speaks protocol version 2, the agent 99",
+            f"speaks protocol version {SPOKEN}, the agent 99",
         ),
         (
             pb.RegisterRequest(protocol_version=wire.PROTOCOL_VERSION, run="a b", session="x"),
@@ -181,7 +183,7 @@ def test_another_protocol_version_is_said_and_the_job_trains_on(
     for _ in train(job, 20):
         time.sleep(0.02)
     guard.close()
-    assert "speaks protocol version 2, the agent 99" in caplog.text
+    assert f"speaks protocol version {SPOKEN}, the agent 99" in caplog.text
     assert caplog.text.count("the job trains on") == 1
     assert guard.observation is not None
     assert guard.observation.seq == 19
