@@ -376,3 +376,29 @@ def test_a_guard_that_the_loop_closes_lets_it_go_on() -> None:
         loss_of(model, batch).backward()
         optimizer.step()
     assert steps == list(range(6))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_compiled_model_and_optimizer_are_guarded(fused: bool) -> None:
+    model, optimizer, _, guard = small_run(
+        fused=fused, loader=lambda at: batch_of(at, scale=math.nan if at == 5 else 1.0)
+    )
+    compiled = torch.compile(model, backend="eager")
+    step_of = torch.compile(optimizer.step, backend="eager")
+    vetoed, unchanged = [], []
+    for step, batch in guard.steps(10):
+        loss = loss_of(compiled, batch)
+        loss.backward()
+        guard.observe(loss)
+        before = snapshot_of(model, optimizer)
+        step_of()
+        optimizer.zero_grad()
+        assert guard.observation is not None
+        assert guard.observation.step == step
+        if guard.observation.verdict.kind is VerdictKind.VETO:
+            vetoed.append(step)
+        if snapshot_of(model, optimizer) == before:
+            unchanged.append(step)
+    assert vetoed == unchanged == [5]
+    assert guard.failures == 0
