@@ -42,7 +42,7 @@ def _fail(message: str, code: int) -> NoReturn:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(trimtab.__version__, prog_name="trimtab")
 def main() -> None:
-    r"""Watch training runs step by step and act before a bad update is applied.
+    """Watch training runs step by step and act before a bad update is applied.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def main() -> None:
 @click.option("--ray-address", default="local", show_default=True, help="A Ray cluster to join.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written when it is up.")
 def serve(policy: Path, store: str, **options: Any) -> None:
-    r"""Run the controller until Ctrl-C.
+    """Run the controller until Ctrl-C.
 
     \b
     Example:
@@ -114,7 +114,7 @@ def serve(policy: Path, store: str, **options: Any) -> None:
 @click.option("--hold", is_flag=True, help="Keep the controller and /metrics up until Ctrl-C.")
 @json_option
 def demo(out: Path, causes: tuple[str, ...], **options: Any) -> None:
-    r"""Train a small GPT that spikes, without trimtab and with it, and compare.
+    """Train a small GPT that spikes, without trimtab and with it, and compare.
 
     \b
     Examples:
@@ -211,7 +211,7 @@ def interventions(run: str, address: str, *, as_json: bool) -> None:
 @address_option
 @json_option
 def samples(run: str, steps: str, address: str, *, as_json: bool) -> None:
-    r"""Show what each rank told of steps: its loss, batches, time, memory.
+    """Show what each rank told of steps: its loss, batches, time, memory.
 
     \b
     Examples:
@@ -261,7 +261,7 @@ def policy() -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
 def check(files: tuple[Path, ...], *, as_json: bool) -> None:
-    r"""Say what is wrong with policy files, as file:line:column: message.
+    """Say what is wrong with policy files, as file:line:column: message.
 
     \b
     Example:
@@ -296,7 +296,7 @@ def check(files: tuple[Path, ...], *, as_json: bool) -> None:
 @click.option("--layer-signals", default="", help="The same for signals per layer group.")
 @json_option
 def explain(file: Path, measured: str | None, layer_signals: str, *, as_json: bool) -> None:
-    r"""Say in plain words what each rule of a policy will do, and which signals it needs.
+    """Say in plain words what each rule of a policy will do, and which signals it needs.
 
     \b
     Examples:
@@ -325,7 +325,7 @@ def explain(file: Path, measured: str | None, layer_signals: str, *, as_json: bo
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
 def test(files: tuple[Path, ...], *, as_json: bool) -> None:
-    r"""Run unit tests of policies: series in, the decisions that must follow out.
+    """Run unit tests of policies: series in, the decisions that must follow out.
 
     \b
     Example:
@@ -355,7 +355,7 @@ def test(files: tuple[Path, ...], *, as_json: bool) -> None:
 
 @policy.command()
 def schema() -> None:
-    r"""Print the JSON Schema of policy files, for editors.
+    """Print the JSON Schema of policy files, for editors.
 
     \b
     Examples:
@@ -371,7 +371,7 @@ def schema() -> None:
 @policy.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def docs(file: Path) -> None:
-    r"""Print a page of Markdown about a policy.
+    """Print a page of Markdown about a policy.
 
     \b
     Example:
@@ -386,7 +386,7 @@ def docs(file: Path) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 if one would.")
 def fmt(files: tuple[Path, ...], *, only_check: bool) -> None:
-    r"""Put policy files into one layout; comments and wording stay.
+    """Put policy files into one layout; comments and wording stay.
 
     \b
     Examples:

@@ -1,7 +1,9 @@
 """The command line: bad input ends with code 2 and a place, good input with what was asked for."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -71,3 +73,22 @@ def test_help_explains_every_command(command: list[str]) -> None:
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert "\b" not in result.output
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", commands(main), ids=" ".join)
+def test_examples_of_the_help_stand_on_lines_of_their_own(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*path, "--help"])
+    assert result.exit_code == 0
+    assert "\\b" not in result.output
+    for line in result.output.splitlines():
+        if line.lstrip().startswith("Example"):
+            assert line.strip() in ("Example:", "Examples:")
