@@ -84,7 +84,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield (*path, name)
 
 
-@pytest.mark.parametrize("path", commands(main), ids=" ".join)
+@pytest.mark.parametrize("path", list(commands(main)), ids=" ".join)
 def test_examples_of_the_help_stand_on_lines_of_their_own(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*path, "--help"])
     assert result.exit_code == 0
