@@ -6,12 +6,17 @@ torch.  A controller that is away, wrong or slow costs the training nothing but 
 
 import atexit
 import logging
+import os
 import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+# gRPC stops its threads around every fork, and data loaders fork while a call of ours is under way:
+# it then says so on stderr, or crashes.  Children of a training never call gRPC through us.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 import tenacity
