@@ -77,6 +77,7 @@ class Probe:
         self._last_applied = torch.zeros(groups, dtype=torch.float64)
         self._param_sq: Tensor | None = None
         self._quiet: dict[nn.Parameter, Tensor] = {}
+        self._dead = torch.zeros((groups, 2), dtype=torch.float64)
         if self.adapter is None:
             log.warning(
                 "trimtab: the pending update of %s cannot be worked out before it is applied"
@@ -126,11 +127,7 @@ class Probe:
                 self._param_sq = self._parameter_squares()
                 self._look_for_dead()
         sums[:, _AT["param_sq"]] = self._param_sq
-        for parameter, quiet in self._quiet.items():
-            place = self._places[parameter]
-            dead = (quiet >= DEAD_AFTER_LOOKS).sum().double()
-            sums[place.row, _AT["dead"]] += dead * place.share
-            sums[place.row, _AT["neurons"]] += quiet.numel() * place.share
+        sums[:, [_AT["dead"], _AT["neurons"]]] = self._dead.to(sums.device)
         if self._applied is not None:
             sums[:, _AT["applied_sq"]] = self._last_applied.to(sums.device)
             self._applied.before(
@@ -216,6 +213,7 @@ class Probe:
         return self._adder.total(pieces)[:, _AT["grad_sq"]]
 
     def _look_for_dead(self) -> None:
+        """Count dead neurons and neurons per layer group, to be kept until the next look."""
         for parameter, _ in self._with_gradient():
             grad = parameter.grad
             if grad is None or parameter not in self._neurons or not _rows_are_whole(parameter):
@@ -228,6 +226,10 @@ class Probe:
             if before is None:
                 before = torch.zeros(rows.shape[0], dtype=torch.int32, device=rows.device)
             self._quiet[parameter] = torch.where(silent, before + 1, 0)
+        self._dead.zero_()
+        for parameter, quiet in self._quiet.items():
+            place, dead = self._places[parameter], int((quiet >= DEAD_AFTER_LOOKS).sum())
+            self._dead[place.row] += torch.tensor([dead, quiet.numel()]) * place.share
 
 
 def local(tensor: Tensor) -> Tensor:
