@@ -7,6 +7,7 @@ import ast
 import difflib
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trimtab.controller.engine.expression import (
@@ -21,7 +22,6 @@ from trimtab.controller.engine.expression import (
     is_condition,
     is_each,
     pending,
-    walk,
 )
 from trimtab.controller.engine.series import MAX_WINDOW_STEPS
 from trimtab.controller.engine.signals import DATASET_LOSS, SIGNALS, of_dataset
@@ -247,7 +247,7 @@ class _Parser:
         self.over = over
         inner = self.boolean(tree.args[-1], depth)
         self.over = ""
-        leaves = {part for part in walk(inner) if isinstance(part, Signal | Past) and is_each(part)}
+        leaves = {part for part in _leaves(inner) if is_each(part)}
         if not leaves:
             kinds = "dataset_loss" if over == "dataset" else "a signal that layer groups have"
             raise self.error(f"{name} needs {kinds} inside", tree)
@@ -421,3 +421,12 @@ FUNCTIONS: dict[str, str] = {
     "finite": "finite(x), neither NaN nor infinite",
 }
 """Function to an example and its meaning."""
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    """Yield the signals and statistics that a value is made of; not the signal of a statistic."""
+    if isinstance(node, Operation):
+        for operand in node.operands:
+            yield from _leaves(operand)
+    elif isinstance(node, Signal | Past):
+        yield node
